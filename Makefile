@@ -1,0 +1,104 @@
+# make help lists the targets; every variable can be set on the command line.
+.DEFAULT_GOAL := all
+MAKEFLAGS += -r
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda))
+NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
+MODE      ?= release#   release | debug | asan | tsan
+CUDA      ?= off#       off
+PREFIX    ?= /usr/local
+VERBOSE   ?=
+CXXFLAGS  ?=
+CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+
+mode.release := -O3 -g1
+mode.debug   := -O0 -g3
+mode.asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+mode.tsan    := -O1 -g1 -fsanitize=thread
+$(if $(mode.$(MODE)),,$(error MODE=$(MODE) is not one of release debug asan tsan))
+$(if $(filter off,$(CUDA)),,$(error CUDA=$(CUDA) is not one of off))
+
+# A directory for each variant: a flag change can never mix objects.
+B := build/$(MODE)-$(CUDA)
+# gcc's TSan does not understand libgomp's barriers, so that build is single-threaded.
+openmp := $(if $(filter tsan,$(MODE)),,-fopenmp)
+flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Isrc -I. $(mode.$(MODE)) $(openmp) \
+         -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' $(CXXFLAGS)
+libs  := -ldnnl -lxxhash
+
+# Kernels in src/cpu/isa are compiled once for each instruction set and chosen at run time.
+machine := $(shell uname -m)
+isas    := base $(if $(filter x86_64,$(machine)),avx2 avx512 amx)
+isa.base   :=
+isa.avx2   := -mavx2 -mfma -mf16c -mbmi2
+isa.avx512 := $(isa.avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
+isa.amx    := $(isa.avx512) -mavx512bf16 -mamx-tile -mamx-bf16
+
+sources := $(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp)
+isa_sources := $(wildcard src/cpu/isa/*.cpp)
+isa_objs := $(foreach i,$(isas),$(isa_sources:%.cpp=$(B)/%.$i.o))
+objs  := $(sources:%.cpp=$(B)/%.o) $(isa_objs)
+core  := $(filter-out $(B)/src/main.o,$(objs))
+tests := $(patsubst %.cpp,$(B)/%.o,$(wildcard tests/*.cpp))
+
+Q := $(if $(VERBOSE),,@)
+say = $(if $(VERBOSE),,@printf '  %-8s %s\n' '$(1)' '$(2)')
+
+all: $(B)/bam build/bam ## build bam
+
+$(B)/bam: $(objs)
+	$(call say,link,$@)
+	$(Q)$(CXX) $(flags) $^ $(libs) -o $@
+
+# build/bam is the newest release build; other modes leave it alone.
+build/bam: $(B)/bam
+	$(Q)$(if $(filter release,$(MODE)),ln -sfn $(MODE)-$(CUDA)/bam $@,true)
+
+$(B)/bam_tests: $(core) $(tests)
+	$(call say,link,$@)
+	$(Q)$(CXX) $(flags) $^ $(libs) -lgtest -lgtest_main -lpthread -o $@
+
+$(B)/%.o: %.cpp
+	$(Q)mkdir -p $(@D)
+	$(call say,c++,$<)
+	$(Q)$(CXX) $(flags) -MMD -MP -c $< -o $@
+
+define isa_rule
+$(B)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp
+	$(Q)mkdir -p $$(@D)
+	$$(call say,c++ $(1),$$<)
+	$(Q)$$(CXX) $$(flags) $$(isa.$(1)) -DBAM_ISA=$(1) -MMD -MP -c $$< -o $$@
+endef
+$(foreach i,$(isas),$(eval $(call isa_rule,$i)))
+
+-include $(objs:.o=.d) $(tests:.o=.d)
+
+deps: ## install what is missing (Debian/Ubuntu packages)
+	$(Q)scripts/install_deps.sh
+
+test: deps ## install what is missing, build, and run all tests
+	$(Q)$(MAKE) --no-print-directory check
+
+check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
+	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
+
+compile_commands.json: Makefile ## database for clangd
+	@{ echo '['; n=; for f in $(sources) $(wildcard tests/*.cpp); do printf '%s{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) -c %s"}\n' "$$n" "$(CURDIR)" "$$f" "$$f"; n=,; done; \
+	for f in $(isa_sources); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) $(isa.$(lastword $(isas))) -DBAM_ISA=$(lastword $(isas)) -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; echo ']'; } > $@
+
+install: all ## copy bam under PREFIX (DESTDIR is honoured)
+	install -D -m 755 $(B)/bam $(DESTDIR)$(PREFIX)/bin/bam
+
+uninstall: ## remove what install copied
+	rm -f $(DESTDIR)$(PREFIX)/bin/bam
+
+format: ## clang-format all sources in place
+	clang-format -i src/*.h src/*.cpp src/*/*.h src/*/*.cpp src/cpu/isa/* tests/*.h tests/*.cpp
+
+clean: ## remove build/
+	rm -rf build compile_commands.json
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z_.]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+	@echo '  variables: MODE=$(MODE) CUDA=$(CUDA) PREFIX=$(PREFIX) VERBOSE=$(VERBOSE) CXX=$(CXX)'
+
+.PHONY: all deps test check install uninstall format clean help
