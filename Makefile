@@ -21,7 +21,8 @@ $(if $(filter off,$(CUDA)),,$(error CUDA=$(CUDA) is not one of off))
 B := build/$(MODE)-$(CUDA)
 # gcc's TSan does not understand libgomp's barriers, so that build is single-threaded.
 openmp := $(if $(filter tsan,$(MODE)),,-fopenmp)
-flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Isrc -I. $(mode.$(MODE)) $(openmp) \
+# gcc 12 reports std::string = "literal" under -Wrestrict (PR 105651): off.
+flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict -Isrc -I. $(mode.$(MODE)) $(openmp) \
          -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' $(CXXFLAGS)
 libs  := -ldnnl -lxxhash
 
