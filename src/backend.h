@@ -86,7 +86,7 @@ public:
 
     // ---- weights and matmul -----------------------------------------------------------------------------------------
     // Registers master (out, in) f32, which must outlive the backend's use of it. The backend keeps whatever copies it
-    // wants (bf16, transposed, packed); refresh_weights() remakes them all after the masters changed.
+    // wants (bf16, transposed, packed; those for backward on first need); refresh_weights() remakes them after a change.
     virtual WeightId bind_weight(Tensor master, DType compute) = 0;
     virtual void refresh_weights() = 0;
     virtual int64_t weight_bytes(int64_t out, int64_t in, DType compute) const = 0;  // what bind_weight will keep
@@ -101,7 +101,8 @@ public:
     virtual void embedding_backward(Tensor dtable, Tensor dx, Tensor ids) = 0;  // rows of absent tokens stay untouched
 
     // ---- RMSNorm with the residual ------------------------------------------------------------------------------------
-    // x_out = x_in + delta; y = x_out * rstd * w; rstd (N) f32. delta in compute dtype; empty: y is of x_in, x_out unused.
+    // x_out = x_in + delta; y = x_out * rstd * w; rstd (N) f32. delta in compute dtype; empty: y is of x_in, x_out
+    // unused. x_out may be x_in.
     virtual void norm_forward(Tensor y, Tensor rstd, Tensor x_out, Tensor x_in, Tensor delta, Tensor w, float eps) = 0;
     // dx (N, C) f32 += gradient through the norm; dx_low = dx rounded to its dtype (empty: not wanted); dw (C) +=.
     virtual void norm_backward(Tensor dx, Tensor dx_low, Tensor dw, Tensor dy, Tensor x, Tensor rstd, Tensor w) = 0;
@@ -113,6 +114,8 @@ public:
     virtual void rope_backward(Tensor dqkv, Tensor table, Tensor positions, int heads, RopeLayout layout) = 0;
 
     // ---- attention ----------------------------------------------------------------------------------------------------
+    // Keys and values of qkv (B*T, (H+2K)*D) into a cache at token offset[b] + t of row b, converted to its dtype.
+    virtual void cache_append(HeadsView k_cache, HeadsView v_cache, Tensor qkv, Tensor offset, int H, int K, int D) = 0;
     // Tables of a prior over distances 0 .. bias.last()-1: bias (H, P), dbias[p] (H, P) where given; theta[p] (H) f32.
     virtual void prior_tables(Tensor bias, const Tensor dbias[kMaxThetas], Encoding e, const Tensor theta[kMaxThetas]) = 0;
     // out (B, T, H*D) in q's dtype; lse (B, H, T) f32, natural log of the sum of exp(logits); empty: not wanted.
