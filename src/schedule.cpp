@@ -1,7 +1,6 @@
 // Warm-up, then cosine, linear, wsd or constant. See schedule.h.
 #include "schedule.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace bam {
@@ -13,10 +12,9 @@ double schedule_factor(const ScheduleConfig& s, int64_t k, int64_t steps) {
     const double f = s.final_fraction;
     if (s.name == "cosine") return f + (1 - f) * (1 + std::cos(M_PI * q)) / 2;
     if (s.name == "linear") return 1 - (1 - f) * q;
-    if (s.name == "wsd") {  // the last decay_fraction of all steps falls to f by 1 - sqrt
-        const double begin = 1 - s.decay_fraction * double(steps) / double(steps - W);
-        if (q <= begin || begin >= 1) return 1;
-        return f + (1 - f) * (1 - std::sqrt((q - std::max(begin, 0.0)) / (1 - std::max(begin, 0.0))));
+    if (s.name == "wsd") {  // constant, then 1 - sqrt over the last decay_fraction of the updates after warm-up
+        const double r = (q - (1 - s.decay_fraction)) / s.decay_fraction;
+        return q > 1 - s.decay_fraction ? f + (1 - f) * (1 - std::sqrt(r)) : 1;
     }
     return 1;
 }
