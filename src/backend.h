@@ -75,6 +75,8 @@ public:
     // ---- device and memory ------------------------------------------------------------------------------------------
     virtual std::string name() const = 0;                                     // "cpu", "cuda"
     virtual std::map<std::string, std::string> describe() const = 0;          // for `bam info`: isa, threads, library, ...
+    virtual bool fast_bf16() const = 0;                                       // bf16 matmuls are at least as fast as fp32
+    virtual bool host_memory() const = 0;                                     // its pointers can be read by the host
     virtual int64_t total_memory() const = 0;                                 // bytes of the device, used or not
     virtual void* allocate(int64_t bytes) = 0;                                // 64-byte aligned, contents undefined
     virtual void release(void* p) = 0;

@@ -55,6 +55,10 @@ struct Model::Inputs {
     Tensor log_n;                               // (N) f32
 };
 
+Keep keep_for(const std::string& recompute) {
+    return recompute == "block" ? Keep::inputs : recompute == "attention" ? Keep::no_attention : Keep::all;
+}
+
 int64_t logit_rows(const ModelConfig& c, int64_t N) {
     constexpr int64_t kElements = 1 << 24;  // 64 MiB of fp32 logits
     return std::min<int64_t>(N, std::max<int64_t>(64, kElements / c.vocab_size));

@@ -39,6 +39,8 @@ enum class Keep : uint8_t {
     inputs,        // made again in backward: all but each block's input
 };
 
+Keep keep_for(const std::string& recompute);  // "none" | "attention" | "block"
+
 class Model {
 public:
     // compute: dtype of matrices and activations. Weights are uninitialised until upload_weights().

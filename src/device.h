@@ -1,0 +1,34 @@
+// Choosing where and in which number format a command runs.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+
+namespace bam {
+
+// "cpu", "cuda" or "auto" (cuda where the build and the machine have it). threads 0: all the process may use.
+std::unique_ptr<Backend> open_device(const std::string& device, int threads);
+
+// "fp32", "bf16" or "auto" (bf16 where the hardware multiplies it).
+DType choose_dtype(const std::string& dtype, const Backend& device);
+
+// Processors this process may run on.
+int usable_threads();
+
+// A tensor's values where the host can read them: its own memory if it is there already, else a copy.
+class HostCopy {
+public:
+    HostCopy(Backend& device, Tensor t);
+    float* data() { return data_; }
+
+private:
+    std::vector<float> copy_;
+    float* data_;
+};
+
+std::string human_bytes(double bytes);  // "5.1 GiB"
+std::string human_count(double n);      // "121 M"
+
+}  // namespace bam

@@ -1,0 +1,10 @@
+// SIGINT, SIGTERM and SIGUSR1 ask a long command to save and stop; a second SIGINT or SIGTERM ends it at once.
+#pragma once
+
+namespace bam {
+
+void catch_interrupts();
+int interrupted();  // the signal's number, 0 if none came
+void request_interrupt(int signal);  // as if the signal had come
+
+}  // namespace bam

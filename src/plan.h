@@ -1,0 +1,23 @@
+// What a training run needs before it starts: memory by purpose, and the micro-batch when the config leaves it open. A pure
+// function of the config and the device's total memory, never of what happens to be free.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "backend.h"
+#include "config.h"
+
+namespace bam {
+
+struct MemoryPlan {
+    int64_t weights = 0, copies = 0, gradients = 0, moments = 0, activations = 0, tables = 0;
+    int64_t total() const { return weights + copies + gradients + moments + activations + tables; }
+};
+
+MemoryPlan plan_memory(const Config& c, const Backend& device, DType compute, int micro_batch);
+
+// Rows a micro-batch: about as many tokens as keep the device busy, fewer where memory is short. Errors: Error(kExitFailure)
+// when not even one row fits (says needed and there).
+int choose_micro_batch(const Config& c, const Backend& device, DType compute);
+
+}  // namespace bam
