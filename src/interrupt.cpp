@@ -1,6 +1,7 @@
 #include "interrupt.h"
 
 #include <csignal>
+#include <initializer_list>
 
 namespace bam {
 
@@ -18,7 +19,5 @@ void catch_interrupts() {
 }
 
 int interrupted() { return received; }
-
-void request_interrupt(int signal) { received = signal; }
 
 }  // namespace bam

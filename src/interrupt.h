@@ -5,6 +5,5 @@ namespace bam {
 
 void catch_interrupts();
 int interrupted();  // the signal's number, 0 if none came
-void request_interrupt(int signal);  // as if the signal had come
 
 }  // namespace bam
