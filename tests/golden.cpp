@@ -19,7 +19,8 @@ std::map<std::string, std::vector<float>> read_tensors(const std::string& path) 
     uint64_t header = 0;
     std::memcpy(&header, bytes.data(), 8);
     std::map<std::string, std::vector<float>> tensors;
-    for (const auto& [name, entry] : json::parse(bytes.substr(8, header)).items()) {
+    const json entries = json::parse(bytes.substr(8, header));
+    for (const auto& [name, entry] : entries.items()) {
         if (name == "__metadata__") continue;
         const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
         std::vector<float>& values = tensors[name];

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct Golden {
     std::string case_name() const;                      // for GoogleTest: the last folder and the mask
     std::vector<float> arena(const ParameterTable& table) const;
 };
+
+inline std::ostream& operator<<(std::ostream& out, const Golden& g) { return out << g.name(); }
 
 // What lies in tests/data and, when it is there, in the goldens directory.
 std::vector<Golden> all_goldens();
