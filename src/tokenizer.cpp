@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "check.h"
+#include "word_tokenizer.h"
 
 namespace bam {
 
@@ -65,7 +66,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const nlohmann::json& j, const std::st
     }
     const nlohmann::json kind = j.value("kind", nlohmann::json());
     if (kind == "byte") return make_byte_tokenizer();
-    throw Error(kExitData, path + ": kind is " + quoted(j, "kind") + ", expected \"byte\"");
+    if (kind == "word") return parse_word_tokenizer(j, path);
+    throw Error(kExitData, path + ": kind is " + quoted(j, "kind") + ", expected \"byte\" or \"word\"");
 }
 
 }  // namespace
