@@ -10,11 +10,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "check.h"
+#include "json.h"
 
 namespace bam {
 
@@ -234,12 +233,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 
 DatasetInfo read_dataset(const std::string& directory) {
     const std::string file = (fs::path(directory) / "dataset.json").string();
-    std::ifstream in(file, std::ios::binary);
-    std::stringstream content;
-    content << in.rdbuf();
-    if (!in) throw Error(kExitData, file + ": cannot be read, expected the dataset.json that bam tokenize writes");
-    const ordered_json j = ordered_json::parse(content.str(), nullptr, false);
-    if (j.is_discarded()) throw Error(kExitData, file + ": not JSON, expected a bam-dataset");
+    const ordered_json j = read_json_file(file, kExitData);
     const Field top{file, "", &j};
     if (!j.is_object()) throw Error(kExitData, file + ": " + j.type_name() + ", expected an object");
     if (top.at("format").text() != "bam-dataset") top.at("format").refuse("\"bam-dataset\"");

@@ -4,11 +4,10 @@
 #include <xxhash.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "check.h"
+#include "json.h"
 #include "word_tokenizer.h"
 
 namespace bam {
@@ -90,13 +89,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
         throw Error(kExitData,
                     file + ": no such file, expected a tokenizer file, a directory with tokenizer.json, or \"byte\"");
     }
-    std::ifstream in(file, std::ios::binary);
-    std::stringstream content;
-    content << in.rdbuf();
-    if (!in) throw Error(kExitData, file + ": cannot be read");
-    const nlohmann::json j = nlohmann::json::parse(content.str(), nullptr, false);
-    if (j.is_discarded()) throw Error(kExitData, file + ": not JSON, expected a bam-tokenizer file");
-    return make_tokenizer(j, file);
+    return make_tokenizer(read_json_file(file, kExitData), file);
 }
 
 }  // namespace bam
