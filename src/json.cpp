@@ -15,13 +15,16 @@ namespace bam {
 
 namespace {
 
+constexpr int kMaxDepth = 64;  // printing a value recurses
+
 // nlohmann's parser keeps the last of two equal keys; this callback sees each key and refuses the second.
 template <class Json>
 class DuplicateGuard {
 public:
     DuplicateGuard(const std::string& origin, ExitCode code) : origin_(origin), code_(code) {}
 
-    bool operator()(int, typename Json::parse_event_t event, Json& parsed) {
+    bool operator()(int depth, typename Json::parse_event_t event, Json& parsed) {
+        if (depth > kMaxDepth) throw Error(code_, origin_ + ": nested deeper than " + std::to_string(kMaxDepth) + " levels");
         if (event == Json::parse_event_t::object_start) objects_.emplace_back();
         if (event == Json::parse_event_t::object_end) objects_.pop_back();
         if (event == Json::parse_event_t::key) {

@@ -28,9 +28,11 @@ public:
     const SafetensorsEntry& entry(const std::string& name) const;  // Error(kExitData) if missing
     const void* data(const std::string& name) const;
     std::vector<float> floats(const std::string& name) const;      // F32 or BF16, as fp32
+    void copy_floats(const std::string& name, float* out) const;   // the same into numel() elements
     std::vector<int32_t> ints(const std::string& name) const;      // I32 or I64
 
 private:
+    void parse_header();
     std::string path_;
     const char* map_ = nullptr;
     int64_t size_ = 0, data_begin_ = 0;
@@ -44,9 +46,9 @@ struct SafetensorsItem {
     const void* data;
 };
 
-// Writes the items in order and fsyncs. Errors: Error(kExitFailure) naming the file and the system's reason; a partial
-// file is removed.
-void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
-                       const std::map<std::string, std::string>& metadata = {});
+// Writes the items in order and fsyncs; the data begins at a multiple of 64 bytes. Returns the file's xxh64. Errors:
+// Error(kExitFailure) naming the file and the system's reason; a partial file is removed.
+uint64_t write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                           const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace bam

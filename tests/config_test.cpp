@@ -245,6 +245,7 @@ TEST(Config, MistakesInTheText) {
     EXPECT_EQ(mistake("{} {}").substr(0, 26), "c.json: line 1, column 4: ");
     EXPECT_EQ(mistake(R"({"run": {"seed": 1, "name": "x", "seed": 2}})"), "c.json: run.seed: given twice");
     EXPECT_EQ(mistake(R"({"run": {}, "data": {}, "run": {}})"), "c.json: run: given twice");
+    EXPECT_EQ(mistake("{\"run\": " + std::string(1000000, '[') + std::string(1000000, ']') + "}"), "c.json: nested deeper than 64 levels");
     EXPECT_NE(mistake(R"({"train": {"grad_clip": 1e999}})").find("c.json"), std::string::npos);
     EXPECT_NE(mistake("{\"run\": {\"name\": \"\xff\"}}").find("not JSON"), std::string::npos);
     try {
