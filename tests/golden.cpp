@@ -61,10 +61,14 @@ void read_recipe(Golden& g, const json& j) {
     g.train.seq_len = j["seq_len"];
     g.train.steps = j["steps"];
     g.train.grad_clip = j["grad_clip"];
-    g.train.schedule.name = j["schedule"]["name"];
+    const json& s = j["schedule"];
+    g.train.schedule.name = s["name"];
+    g.train.schedule.warmup_steps = s.value("warmup_steps", 0);
+    g.train.schedule.final_fraction = s.value("final_fraction", 0.1);
     const json& o = j["optimizer"];
     g.train.optimizer.name = o["name"] == "adamw" ? OptimizerKind::adamw : OptimizerKind::radam;
     g.train.optimizer.lr = o["lr"], g.train.optimizer.eps = o["eps"], g.train.optimizer.weight_decay = o["weight_decay"];
+    g.train.optimizer.prior_lr = o.value("prior_lr", -1.0);
     g.train.optimizer.beta1 = o["betas"][0], g.train.optimizer.beta2 = o["betas"][1];
     g.data.has_separator = true;
     g.data.separator_id = j["separator"]["id"];
