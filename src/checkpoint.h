@@ -4,11 +4,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "config.h"
+#include "durable_file.h"
 #include "parameters.h"
 
 namespace bam {
@@ -24,9 +24,12 @@ struct ModelExtras {
     uint64_t tokenizer_fingerprint = 0;
 };
 
+using Told = std::function<void(const std::string& line)>;
+
 // Resolves what the user named to a model directory: a model directory, a checkpoint, or a run directory (its newest checkpoint
-// that verifies). Errors: Error(kExitData) saying what is there and what was expected.
-std::string find_model(const std::string& path);
+// whose model verifies; `skipped` is told of newer ones that do not). Errors: Error(kExitData) saying what is there and what
+// was expected.
+std::string find_model(const std::string& path, const Told& skipped = nullptr);
 
 struct ModelFiles {
     std::string path;
@@ -36,7 +39,8 @@ struct ModelFiles {
 ModelFiles open_model(const std::string& model_dir);  // reads and checks config.json
 
 // Reads model.safetensors into the arena. Shapes (1,H,1,1) and (H) are the same. Errors (kExitData): a tensor missing, of
-// another shape, of another dtype than F32/BF16, or with a non-finite value, each by name.
+// another shape, of another dtype than F32/BF16, with a non-finite value, or unknown to the model, each by name. theta_mu,
+// which is fixed in most models, may be missing: it then has its initial value.
 void read_weights(const std::string& model_dir, const ParameterTable& t, float* weights);
 void write_model(const std::string& dir, const ModelConfig& m, const ModelExtras& e, const ParameterTable& t, const float* weights);
 
@@ -57,7 +61,7 @@ struct CheckpointData {
     float* v;
 };
 
-// <run>/checkpoints/step_%08d. Errors: Error(kExitFailure) naming the file and reason; nothing half-written stays.
+// <run>/checkpoints/step_%08d, replacing one that is there. Temporary directories of dead processes are removed. Errors: Error(kExitFailure) naming the file and reason; nothing half-written stays.
 void write_checkpoint(const std::string& run_dir, const Config& c, const ModelExtras& e, const TrainState& s, const CheckpointData& d);
 
 struct CheckpointInfo {
@@ -68,7 +72,7 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& run_dir);  // as
 // Empty string if every file's hash matches, else what is wrong ("model.safetensors: xxh64 ..., expected ...").
 std::string verify_checkpoint(const std::string& dir);
 // The newest checkpoint that verifies, or {"" , -1}; `skipped` is told of every newer one that does not.
-CheckpointInfo newest_good_checkpoint(const std::string& run_dir, const std::function<void(const std::string& line)>& skipped);
+CheckpointInfo newest_good_checkpoint(const std::string& run_dir, const Told& skipped = nullptr);
 // Reads state and config of a checkpoint, then its arenas (d.weights, m, v must have room).
 TrainState read_state(const std::string& dir, Config* config);
 void read_checkpoint(const std::string& dir, const CheckpointData& d);
@@ -89,8 +93,5 @@ public:
 private:
     int fd_ = -1;
 };
-
-// Writes a whole file through a temporary one: fsync, rename. Errors: Error(kExitFailure).
-void write_file_atomically(const std::string& path, const std::string& content);
 
 }  // namespace bam

@@ -73,6 +73,13 @@ uint64_t DurableFile::finish() {
     return XXH64_digest(static_cast<XXH64_state_t*>(hash_));
 }
 
+TemporaryDirectory::TemporaryDirectory(const std::string& path) : path(path) { make_directories(path); }
+
+TemporaryDirectory::~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+}
+
 void write_file_atomically(const std::string& path, const std::string& content) {
     const std::string temporary = path + ".tmp-" + std::to_string(::getpid());
     DurableFile file(temporary);

@@ -23,6 +23,14 @@ private:
     void* hash_ = nullptr;  // XXH64_state_t
 };
 
+// A directory for what is not finished; removed with all that is still in it at the end of the scope.
+struct TemporaryDirectory {
+    explicit TemporaryDirectory(const std::string& path);
+    ~TemporaryDirectory();
+    TemporaryDirectory(const TemporaryDirectory&) = delete;
+    const std::string path;
+};
+
 // Writes a whole file through a temporary one beside it: fsync, rename, fsync of the directory. The old file stays until the
 // new one is whole.
 void write_file_atomically(const std::string& path, const std::string& content);
