@@ -92,6 +92,7 @@ std::string hex(uint64_t x) {
 
 ordered_json to_json(const DatasetInfo& d) {
     ordered_json j = {{"format", "bam-dataset"}, {"version", 1}};
+    if (!d.source.empty()) j["source"] = d.source;
     j["tokenizer"] = {
         {"file", d.tokenizer_file}, {"kind", d.tokenizer_kind}, {"fingerprint", hex(d.tokenizer_fingerprint)}};
     j["vocab_size"] = d.vocab_size;
@@ -241,6 +242,7 @@ DatasetInfo read_dataset(const std::string& directory) {
 
     DatasetInfo d;
     d.directory = directory;
+    if (top.at("source").value) d.source = top.at("source").text();
     const Field tokenizer = top.at("tokenizer");
     d.tokenizer_file = tokenizer.at("file").text();
     d.tokenizer_kind = tokenizer.at("kind").text();
@@ -390,8 +392,9 @@ void DatasetWriter::end_document(Split part) {
     w.part.documents++;
 }
 
-DatasetInfo DatasetWriter::finish() {
+DatasetInfo DatasetWriter::finish(const std::string& source) {
     DatasetInfo& d = state_->info;
+    d.source = source;
     for (auto& w : state_->parts) w->close();
     d.train = state_->part(Split::train).part;
     d.val = state_->part(Split::val).part;

@@ -31,6 +31,7 @@ struct DatasetPart {
 
 struct DatasetInfo {
     std::string directory;
+    std::string source;  // the command that made it up, or empty: tokenized text
     std::string tokenizer_file, tokenizer_kind;
     uint64_t tokenizer_fingerprint = 0;
     int vocab_size = 0;
@@ -59,7 +60,7 @@ public:
     void add(Split part, const std::vector<int>& ids, int64_t text_bytes);
     void end_document(Split part);
     // Errors: Error(kExitData) if there are no tokens; Error(kExitFailure) naming the file and the system's reason.
-    DatasetInfo finish();
+    DatasetInfo finish(const std::string& source = "");
 
 private:
     struct State;
