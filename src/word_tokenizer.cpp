@@ -11,7 +11,9 @@ namespace {
 
 const char* const kSpecials[kWordSpecials] = {"<end>", "<unk>", "<join>"};
 
-bool is_letter(unsigned char c) { return unsigned((c | 32) - 'a') < 26 || c >= 0x80; }
+bool is_letter(unsigned char c) {
+    return unsigned((c | 32) - 'a') < 26 || c >= 0x80;
+}
 
 bool is_word(const std::string& s) {
     for (unsigned char c : s)

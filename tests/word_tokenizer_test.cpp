@@ -12,12 +12,16 @@ namespace bam {
 namespace {
 
 // Ids: <end> 0, <unk> 1, <join> 2, then these from 3.
-const std::vector<std::string> kWords = {" ", "\n", "0",   "1",   "2",    "3",   "4",  "5",        "6",
-                                         "7", "8",  "9",   ".",   "?",    "-",   "<",  ">",        "The",
-                                         "the", "pass", "key", "is", "Remember", "it", "\xc3\xa9t\xc3\xa9"};
+const std::vector<std::string> kWords = {" ",   "\n", "0",        "1",   "2",
+                                         "3",   "4",  "5",        "6",   "7",
+                                         "8",   "9",  ".",        "?",   "-",
+                                         "<",   ">",  "The",      "the", "pass",
+                                         "key", "is", "Remember", "it",  "\xc3\xa9t\xc3\xa9"};
 using Ids = std::vector<int>;
 
-std::unique_ptr<Tokenizer> tokenizer() { return make_word_tokenizer(kWords, "here"); }
+std::unique_ptr<Tokenizer> tokenizer() {
+    return make_word_tokenizer(kWords, "here");
+}
 
 std::string error_of(const std::function<void()>& f, ExitCode code) {
     try {
@@ -49,7 +53,7 @@ TEST(WordTokenizer, UnknownWordsAndCharactersAreOneTokenEach) {
     EXPECT_EQ(t->encode("the zebra is"), (Ids{21, 1, 24}));
     EXPECT_EQ(t->decode({21, 1, 24}), "the <unk> is");
     EXPECT_EQ(t->encode("is!"), (Ids{24, 2, 1}));
-    EXPECT_EQ(t->encode("keys"), (Ids{1}));  // not "key" and a rest
+    EXPECT_EQ(t->encode("keys"), (Ids{1}));              // not "key" and a rest
     EXPECT_EQ(t->encode("<end>"), (Ids{18, 2, 1, 19}));  // never the separator
 }
 
