@@ -1,0 +1,197 @@
+// One SIMD vector of fp32 lanes in GCC's vector extensions, as wide as the instruction set this file is compiled for. Works
+// on any machine; the few places where the compiler does badly use intrinsics. Everything has internal linkage (kernels.h).
+#pragma once
+#include <stdint.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(W * 4)));
+typedef int32_t Int __attribute__((vector_size(W * 4)));
+typedef uint32_t UInt __attribute__((vector_size(W * 4)));
+typedef uint16_t Half __attribute__((vector_size(W * 2)));
+typedef double Double __attribute__((vector_size(W * 4)));  // W/2 lanes
+
+#define BAM_INLINE inline __attribute__((always_inline))
+
+// Tags for a whole vector and for the n < W last elements of a row.
+struct Whole {};
+struct Part {
+    int n;
+};
+
+// f(i, tag) over [0, n) in steps of a vector.
+template <typename F>
+BAM_INLINE void each(int64_t n, F f) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) f(i, Whole{});
+    if (i < n) f(i, Part{int(n - i)});
+}
+
+BAM_INLINE Vec splat(float x) { return x - Vec{}; }  // x - 0: keeps -0 and compiles to a broadcast
+BAM_INLINE Int splat(int32_t x) { return x - Int{}; }
+
+BAM_INLINE Vec load(const float* p, Whole = {}) {
+    Vec v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+BAM_INLINE void store(float* p, Vec v, Whole = {}) { __builtin_memcpy(p, &v, sizeof v); }
+
+BAM_INLINE Vec widen(Half h) { return (Vec)(__builtin_convertvector(h, UInt) << 16); }
+
+// Round to nearest even; a NaN stays one.
+BAM_INLINE Half narrow(Vec v) {
+#if defined(__AVX512BF16__)
+    return (Half)_mm512_cvtneps_pbh((__m512)v);
+#else
+    const UInt u = (UInt)v;
+    const UInt rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const UInt quiet = (u >> 16) | 0x40u;
+    return __builtin_convertvector(v != v ? quiet : rounded, Half);
+#endif
+}
+
+BAM_INLINE Vec load(const uint16_t* p, Whole = {}) {
+    Half h;
+    __builtin_memcpy(&h, p, sizeof h);
+    return widen(h);
+}
+BAM_INLINE void store(uint16_t* p, Vec v, Whole = {}) {
+    const Half h = narrow(v);
+    __builtin_memcpy(p, &h, sizeof h);
+}
+
+BAM_INLINE Vec load(const float* p, Part t) {
+    Vec v{};
+    for (int i = 0; i < t.n; ++i) v[i] = p[i];
+    return v;
+}
+BAM_INLINE Vec load(const uint16_t* p, Part t) {
+    Half h{};
+    for (int i = 0; i < t.n; ++i) h[i] = p[i];
+    return widen(h);
+}
+BAM_INLINE void store(float* p, Vec v, Part t) {
+    for (int i = 0; i < t.n; ++i) p[i] = v[i];
+}
+BAM_INLINE void store(uint16_t* p, Vec v, Part t) {
+    const Half h = narrow(v);
+    for (int i = 0; i < t.n; ++i) p[i] = h[i];
+}
+
+// v with the lanes past the end of the row replaced.
+BAM_INLINE Vec keep(Vec v, Vec, Whole) { return v; }
+BAM_INLINE Vec keep(Vec v, Vec other, Part t) {
+    for (int i = t.n; i < W; ++i) v[i] = other[i];
+    return v;
+}
+
+// a > b ? a : b in each lane: b where either is NaN.
+BAM_INLINE Vec vmax(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_mask_max_ps((__m512)a, 0xffff, (__m512)a, (__m512)b);  // no mask: gcc 12 warns of its own header
+#elif defined(__AVX2__)
+    return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+BAM_INLINE Vec vsqrt(Vec a) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_mask_sqrt_ps((__m512)a, 0xffff, (__m512)a);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_sqrt_ps((__m256)a);
+#else
+    for (int i = 0; i < W; ++i) a[i] = __builtin_sqrtf(a[i]);
+    return a;
+#endif
+}
+
+// Lanes summed in a fixed tree.
+BAM_INLINE float sum(Vec v) {
+    float x[W];
+    store(x, v);
+    for (int s = W / 2; s; s /= 2)
+        for (int i = 0; i < s; ++i) x[i] += x[i + s];
+    return x[0];
+}
+BAM_INLINE double sum(Double v) {
+    double s = 0;
+    for (int i = 0; i < W / 2; ++i) s += v[i];
+    return s;
+}
+BAM_INLINE float maximum(Vec v) {
+    float m = v[0];
+    for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+// The two halves of v as doubles.
+BAM_INLINE Double low_half(Vec v) {
+    typedef float HalfVec __attribute__((vector_size(W * 2)));
+    HalfVec h;
+    __builtin_memcpy(&h, &v, sizeof h);
+    return __builtin_convertvector(h, Double);
+}
+BAM_INLINE Double high_half(Vec v) {
+    typedef float HalfVec __attribute__((vector_size(W * 2)));
+    HalfVec h;
+    __builtin_memcpy(&h, reinterpret_cast<const char*>(&v) + sizeof h, sizeof h);
+    return __builtin_convertvector(h, Double);
+}
+
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kLn2 = 0.69314718055994530942f;
+
+// 2^f for f in [-1/2, 1/2], relative error 2e-9, times 2^n given as n in the low bits of `bits`.
+BAM_INLINE Vec exp2_reduced(Vec f, Int bits) {
+    Vec p = splat(1.5353361e-4f);
+    p = p * f + 1.3398874e-3f;
+    p = p * f + 9.6184373e-3f;
+    p = p * f + 5.5503324e-2f;
+    p = p * f + 2.4022650e-1f;
+    p = p * f + 6.9314720e-1f;
+    p = p * f + 1.0f;
+    return (Vec)((UInt)p + ((UInt)bits << 23));
+}
+
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to an integer held in the low bits
+
+// 2^x for x <= 0 (a little above is fine): below 2^-126 exactly 0, NaN stays NaN. 1.2 ulp.
+BAM_INLINE Vec exp2_nonpositive(Vec x) {
+    const Vec y = x < -126.0f ? splat(-126.0f) : x;
+    const Vec r = y + kRound;
+    const Vec p = exp2_reduced(y - (r - kRound), (Int)r);
+    return x < -126.0f ? Vec{} : p;
+}
+
+// e^x everywhere: 0 below 2^-126, infinity above the largest float, NaN stays NaN. 1.5 ulp.
+BAM_INLINE Vec vexp(Vec x) {
+    Vec y = x < -87.33654f ? splat(-87.33654f) : x;
+    y = y > 88.72283f ? splat(88.72283f) : y;
+    const Vec r = y * kLog2e + kRound;
+    const Vec n = r - kRound;
+    // e^(y - n ln 2), ln 2 in two parts (Cody and Waite).
+    const Vec f = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+    // 2^128 does not fit: multiply in two steps.
+    const Int half = (Int)r - (Int)splat(kRound);
+    const Vec p = exp2_reduced(f * kLog2e, half + (half > 127));
+    const Vec q = half > 127 ? p + p : p;
+    const Vec t = x <= 88.72283f ? q : x * kInfinity;
+    return x < -87.33654f ? Vec{} : t;
+}
+
+}  // namespace
