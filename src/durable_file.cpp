@@ -17,8 +17,7 @@ namespace bam {
 
 namespace {
 
-constexpr int64_t kBlock = 1 << 20;     // hashed while it is in the cache, then written
-constexpr int64_t kWriteback = 1 << 25;  // the disk starts this early, so that the last fsync has little left to do
+constexpr int64_t kBlock = 1 << 20;  // written, then hashed while it is in the cache
 
 [[noreturn]] void fail(const std::string& path, const char* what) {
     throw Error(kExitFailure, path + ": cannot " + what + ": " + std::strerror(errno));
@@ -40,23 +39,14 @@ DurableFile::~DurableFile() {
     ::unlink(path_.c_str());
 }
 
-void DurableFile::write_through(const char* data, int64_t bytes) {
-    while (bytes > 0) {
-        const ssize_t n = ::write(fd_, data, size_t(bytes));
+void DurableFile::write(const void* data, int64_t bytes) {
+    const char* at = static_cast<const char*>(data);
+    for (const char* end = at + bytes; at < end;) {
+        const ssize_t n = ::write(fd_, at, size_t(std::min(kBlock, int64_t(end - at))));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) fail(path_, "write");
-        data += n, bytes -= n, size_ += n;
-    }
-}
-
-void DurableFile::write(const void* data, int64_t bytes) {
-    for (int64_t done = 0; done < bytes; done += kBlock) {
-        const char* block = static_cast<const char*>(data) + done;
-        const int64_t n = std::min(kBlock, bytes - done), before = size_;
-        XXH64_update(static_cast<XXH64_state_t*>(hash_), block, size_t(n));
-        write_through(block, n);
-        const int64_t begin = before / kWriteback * kWriteback;
-        if (size_ - begin >= kWriteback) ::sync_file_range(fd_, begin, kWriteback, SYNC_FILE_RANGE_WRITE);
+        XXH64_update(static_cast<XXH64_state_t*>(hash_), at, size_t(n));
+        at += n;
     }
 }
 

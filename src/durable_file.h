@@ -16,10 +16,8 @@ public:
     uint64_t finish();  // fsync and close; the xxh64 of the content
 
 private:
-    void write_through(const char* data, int64_t bytes);
     std::string path_;
     int fd_ = -1;
-    int64_t size_ = 0;
     void* hash_ = nullptr;  // XXH64_state_t
 };
 

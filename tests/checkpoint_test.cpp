@@ -383,7 +383,8 @@ TEST(Checkpoint, KilledWriterLeavesAGoodCheckpoint) {
     const Config c = small_config();
     write_step(run.path(), c, 1);
     int64_t step = 1;
-    for (uint64_t k = 0; k < 20; k++) {
+    uint64_t patience = 20000;  // microseconds; grows until some writes are finished, on a slow disk too
+    for (uint64_t k = 0; k < 20 || (step == 1 && k < 100); k++) {
         const pid_t child = ::fork();
         if (child == 0) {
             for (int64_t s = step + 1;; s++) {
@@ -391,7 +392,8 @@ TEST(Checkpoint, KilledWriterLeavesAGoodCheckpoint) {
                 prune_checkpoints(run.path(), 2, 0);
             }
         }
-        ::usleep(useconds_t(random_below(5, k, 0, 40000)));
+        if (step == 1) patience += 10000;
+        ::usleep(useconds_t(random_below(5, k, 0, patience)));
         ::kill(child, SIGKILL);
         ::waitpid(child, nullptr, 0);
         expect_loadable(run.path(), c, step);
