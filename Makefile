@@ -77,7 +77,7 @@ deps: ## install what is missing (Debian/Ubuntu packages)
 	$(Q)scripts/install_deps.sh
 
 test: deps ## install what is missing, build, and run all tests
-	$(Q)$(MAKE) --no-print-directory check
+	$(Q)$(MAKE) -j$(shell nproc) --no-print-directory check
 
 check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
 	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests

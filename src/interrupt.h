@@ -3,7 +3,12 @@
 
 namespace bam {
 
-void catch_interrupts();
+// restart: system calls go on after a signal; else they return EINTR, so that a waiting loop wakes up.
+void catch_interrupts(bool restart = true);
+// A child that another bam starts with this variable set to its own process id is told to save and stop when that one dies.
+constexpr const char* kParentVariable = "BAM_PARENT";
+void follow_parent();
+
 int interrupted();  // the signal's number, 0 if none came
 
 }  // namespace bam

@@ -40,4 +40,13 @@ int choose_micro_batch(const Config& c, const Backend& device, DType compute) {
     return int(rows);
 }
 
+DType resolve(Config& c, const Backend& device) {
+    const DType compute = choose_dtype(c.run.dtype, device);
+    c.run.dtype = name_of(compute);
+    c.train.micro_batch = c.train.micro_batch > 0
+                              ? int(std::min<int64_t>(c.train.micro_batch, c.train.rows_per_step()))
+                              : choose_micro_batch(c, device, compute);
+    return compute;
+}
+
 }  // namespace bam

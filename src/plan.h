@@ -20,4 +20,7 @@ MemoryPlan plan_memory(const Config& c, const Backend& device, DType compute, in
 // when not even one row fits (says needed and there).
 int choose_micro_batch(const Config& c, const Backend& device, DType compute);
 
+// Writes into the config what it leaves open (dtype, micro_batch) as this device resolves it; returns the compute dtype.
+DType resolve(Config& c, const Backend& device);
+
 }  // namespace bam

@@ -1,0 +1,225 @@
+// The command line (DESIGN §4): one function for each subcommand. Errors become one line and an exit code here and nowhere else.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <new>
+
+#include "bench.h"
+#include "check.h"
+#include "compare.h"
+#include "config.h"
+#include "corpus.h"
+#include "data_tools.h"
+#include "info.h"
+#include "interrupt.h"
+#include "tokenize.h"
+#include "trainer.h"
+
+namespace bam {
+namespace {
+
+// What a subcommand does once parsed; its result is the exit code.
+using Action = std::function<int()>;
+
+const char* kVariantHelp =
+    "positional encoding: nope, sinusoidal, rope (rotary), alibi, bam (ggd_bam), each also with _ssmax";
+
+void add_train(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("train", "Train a model from a config; the same command goes on after a stop");
+    struct Arguments {
+        std::string config, pe, out, device;
+        std::vector<std::string> sets;
+        int ranks = 1;
+        TrainOptions options;
+    };
+    auto a = std::make_shared<Arguments>();
+    cmd->add_option("config", a->config, "config file (JSON)")->required();
+    cmd->add_option("--pe", a->pe, kVariantHelp);
+    cmd->add_option("--set", a->sets, "override a config key: a.b=value (repeatable)")->allow_extra_args(false);
+    cmd->add_option("--out", a->out, "directory of run directories (run.out)");
+    cmd->add_option("--resume", a->options.resume, "auto: newest good checkpoint, if any; no: start afresh; or a checkpoint")
+        ->capture_default_str();
+    cmd->add_flag("--force-resume", a->options.force_resume, "resume although the config or the data differ");
+    cmd->add_option("--stop-at", a->options.stop_at, "save after this step and exit with 75")->check(CLI::PositiveNumber);
+    cmd->add_option("--ranks", a->ranks, "processes to train with")->check(CLI::Range(1, 1))->capture_default_str();
+    cmd->add_option("--device", a->device, "auto, cpu or cuda (run.device)")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    cmd->add_flag("--dry-run", a->options.dry_run, "print parameters, memory, steps and tokens, and stop");
+    cmd->callback([a, &action] {
+        action = [a] {
+            if (!a->out.empty()) a->sets.push_back("run.out=" + a->out);
+            if (!a->device.empty()) a->sets.push_back("run.device=" + a->device);
+            a->options.config = load_config(a->config, a->sets, a->pe);
+            return train(a->options);
+        };
+    });
+}
+
+void add_tokenize(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("tokenize", "Turn text into token shards and a dataset.json");
+    auto o = std::make_shared<TokenizeOptions>();
+    cmd->add_option("inputs", o->inputs, "text files (a document each), .jsonl files (a \"text\" field a line), - for stdin")
+        ->required();
+    cmd->add_option("--tokenizer", o->tokenizer, "tokenizer file, its directory, or \"byte\"")->required();
+    cmd->add_option("--out", o->out, "directory for the shards")->required();
+    cmd->add_option("--val-fraction", o->val_fraction, "share of the documents for validation, chosen by --seed")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    cmd->add_option("--val-documents", o->val_documents, "number of documents for validation, chosen by --seed")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd->add_option("--seed", o->seed, "which documents are for validation")->capture_default_str();
+    cmd->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")->check(CLI::PositiveNumber)->capture_default_str();
+    cmd->add_flag("--force", o->force, "replace a data set that is there");
+    cmd->callback([o, &action] {
+        action = [o] {
+            print_dataset(tokenize(*o), std::cout);
+            return int(kExitDone);
+        };
+    });
+}
+
+void add_data(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("data", "Look at token shards");
+    cmd->require_subcommand(1);
+    auto o = std::make_shared<DataInfoOptions>();
+    auto vocab_size = std::make_shared<int64_t>(0);
+    CLI::App* info = cmd->add_subcommand("info", "Format, tokens, documents and size of shards");
+    CLI::App* verify = cmd->add_subcommand("verify", "Read every token; exit 3 naming the first bad byte");
+    for (CLI::App* c : {info, verify})
+        c->add_option("shards", o->patterns, "shards, globs, or directories with dataset.json")->required();
+    info->add_flag("--json", o->json, "as JSON");
+    info->add_option("--separator", o->separator_id, "token id that separates documents (default: what dataset.json says)")
+        ->check(CLI::NonNegativeNumber);
+    verify->add_option("--vocab-size", *vocab_size, "ids must be below this (default: what dataset.json says)")
+        ->check(CLI::PositiveNumber);
+    info->callback([o, &action] {
+        action = [o] {
+            data_info(*o, std::cout);
+            return int(kExitDone);
+        };
+    });
+    verify->callback([o, vocab_size, &action] {
+        action = [o, vocab_size] {
+            data_verify(o->patterns, *vocab_size, std::cout);
+            return int(kExitDone);
+        };
+    });
+}
+
+void add_compare(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("compare", "Train and evaluate every encoding x seed of one config; one table");
+    struct Arguments {
+        CompareOptions options;
+        std::string device;
+    };
+    auto a = std::make_shared<Arguments>();
+    CompareOptions& o = a->options;
+    cmd->add_option("config", o.config, "config file (JSON)")->required();
+    cmd->add_option("--pe", o.pe, "\"all\", or encodings separated by commas")->capture_default_str();
+    cmd->add_option("--extra", o.extra, "a further variant: \"NAME: PE key=value ...\" (repeatable)")->allow_extra_args(false);
+    cmd->add_option("--seeds", o.seeds, "seeds for each, from run.seed on")->check(CLI::Range(1, 1000))->capture_default_str();
+    cmd->add_option("--jobs", o.jobs, "runs at a time, sharing the cores")->check(CLI::Range(1, 256))->capture_default_str();
+    cmd->add_option("--out", o.out, "directory for all of it (default: <run.out>/<run.name>-compare)");
+    cmd->add_option("--set", o.sets, "override a config key for all: a.b=value (repeatable)")->allow_extra_args(false);
+    cmd->add_option("--device", a->device, "auto, cpu or cuda (run.device)")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    cmd->callback([a, &action] {
+        action = [a] {
+            if (!a->device.empty()) a->options.sets.push_back("run.device=" + a->device);
+            return compare(a->options);
+        };
+    });
+}
+
+void add_make_corpus(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("make-corpus", "Write documents that ask for facts stated earlier, to compare encodings on");
+    auto o = std::make_shared<CorpusOptions>();
+    cmd->add_option("--out", o->out, "directory for the data set")->required();
+    cmd->add_option("--tokens", o->tokens, "training tokens")->check(CLI::PositiveNumber)->capture_default_str();
+    cmd->add_option("--val-tokens", o->val_tokens, "validation tokens")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--seq-len", o->seq_len, "longest document in tokens; rows of this length hold whole documents")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    cmd->add_option("--seed", o->seed, "the same seed writes the same bytes")->capture_default_str();
+    cmd->add_flag("--force", o->force, "replace a data set that is there");
+    cmd->callback([o, &action] {
+        action = [o] {
+            make_corpus(*o);
+            return int(kExitDone);
+        };
+    });
+}
+
+void add_bench(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("bench", "Measure speed against the machine's own matrix multiply");
+    cmd->require_subcommand(1);
+    auto o = std::make_shared<BenchOptions>();
+    CLI::App* train = cmd->add_subcommand("train", "Whole training steps on random tokens: tok/s, utilization, time by op");
+    CLI::App* ops = cmd->add_subcommand("ops", "Each op alone at the model's shapes, against its floor");
+    for (CLI::App* c : {train, ops}) {
+        c->add_option("--model", o->preset, "preset: nano, l6, l8, l12, l15, l18, l24")->capture_default_str();
+        c->add_option("--pe", o->pe, kVariantHelp)->capture_default_str();
+        c->add_option("--vocab-size", o->vocab_size, "ids")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--seq-len", o->seq_len, "tokens a row")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--tokens", o->tokens, "tokens a step")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--micro-batch", o->micro_batch, "rows at a time, 0: chosen")->capture_default_str();
+        c->add_option("--steps", o->steps, "steps measured, after one to warm up")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--dtype", o->dtype, "auto, fp32 or bf16")->capture_default_str();
+        c->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
+        c->add_option("--threads", o->threads, "0: all")->capture_default_str();
+        c->add_option("--recompute", o->recompute, "none, attention or block")->capture_default_str();
+        c->add_flag("--json", o->json, "as JSON");
+    }
+    train->callback([o, &action] { action = [o] { return bench_train(*o); }; });
+    ops->callback([o, &action] { action = [o] { return bench_ops(*o); }; });
+}
+
+void add_info(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("info", "Device, threads, instruction set, libraries, build");
+    struct Arguments {
+        std::string device = "auto";
+        bool json = false;
+    };
+    auto a = std::make_shared<Arguments>();
+    cmd->add_option("--device", a->device, "auto, cpu or cuda")->capture_default_str();
+    cmd->add_flag("--json", a->json, "as JSON");
+    cmd->callback([a, &action] { action = [a] { return print_info(a->device, a->json); }; });
+}
+
+int run(int argc, char** argv) {
+    CLI::App app("bam: pretrain GPT-style decoders and find out which positional encoding reads beyond its training length", "bam");
+    app.require_subcommand(1);
+    app.footer("Exit codes: 0 done, 1 failure (disk, memory), 2 usage or config, 3 data or model, 4 diverged, 5 a peer was lost, "
+               "75 stopped after saving.\n`bam COMMAND --help` tells more.");
+    Action action;
+    for (auto add : {add_train, add_compare, add_tokenize, add_make_corpus, add_data, add_bench, add_info}) add(app, action);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp& e) {
+        return app.exit(e);
+    } catch (const CLI::CallForAllHelp& e) {
+        return app.exit(e);
+    } catch (const CLI::ParseError& e) {
+        std::fprintf(stderr, "bam: %s (bam --help lists commands and options)\n", e.what());
+        return kExitUsage;
+    }
+    return action();
+}
+
+}  // namespace
+}  // namespace bam
+
+int main(int argc, char** argv) {
+    bam::follow_parent();
+    try {
+        return bam::run(argc, argv);
+    } catch (const bam::Error& e) {
+        std::fprintf(stderr, "bam: %s\n", e.what());
+        return e.code;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "bam: out of memory\n");
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bam: %s\n", e.what());
+    }
+    return bam::kExitFailure;
+}
