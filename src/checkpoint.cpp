@@ -1,4 +1,5 @@
-// Checkpoints: a model directory, optimizer.safetensors and state.json, which holds the hashes of the others and of itself.
+// Checkpoints: a model directory, optimizer.safetensors and state.json, which holds the hashes of the others and of
+// itself.
 #include "checkpoint.h"
 
 #include <fcntl.h>
@@ -7,13 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <xxhash.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <xxhash.h>
 
 #include "check.h"
 #include "json.h"
@@ -32,7 +33,9 @@ constexpr const char* kState = "state.json";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kTemporary = ".tmp-";
 
-std::string checkpoints_of(const std::string& run_dir) { return run_dir + "/checkpoints"; }
+std::string checkpoints_of(const std::string& run_dir) {
+    return run_dir + "/checkpoints";
+}
 
 std::string step_name(int64_t step) {
     char name[32];
@@ -40,8 +43,9 @@ std::string step_name(int64_t step) {
     return name;
 }
 
-// ---- state.json -------------------------------------------------------------------------------------------------------
+// ---- state.json ---------------------------------------------------------------------------------------------------
 // Its last member is the xxh64 of its text with these zeros in the place of the digits.
+
 const std::string kNoHash(16, '0');
 
 std::string seal(Json j) {
@@ -118,7 +122,7 @@ State parse_state(Json j, const std::string& path, Config* config) {
 // Empty, or what is wrong with one file of a checkpoint.
 std::string check_file(const std::string& dir, const std::string& name, const FileRecord& record) {
     const std::string path = dir + "/" + name;
-    struct stat info{};
+    struct stat info {};
     if (::stat(path.c_str(), &info)) return path + ": " + std::strerror(errno);
     if (info.st_size != record.bytes)
         return path + ": " + std::to_string(info.st_size) + " bytes, expected " + std::to_string(record.bytes);
@@ -126,10 +130,10 @@ std::string check_file(const std::string& dir, const std::string& name, const Fi
     return found == record.hash ? "" : path + ": xxh64 " + found + ", expected " + record.hash;
 }
 
-// ---- directories --------------------------------------------------------------------------------------------------------
+// ---- directories ---------------------------------------------------------------------------------------------------
 
-// Temporary directories end in the pid that made them. With our own pid they are from an earlier life (pids start again in
-// a container), because a process writes one checkpoint at a time.
+// Temporary directories end in the pid that made them. With our own pid they are from an earlier life (pids start again
+// in a container), because a process writes one checkpoint at a time.
 void remove_stale(const std::string& checkpoints) {
     std::error_code ignored;
     for (const fs::directory_entry& e : fs::directory_iterator(checkpoints, ignored)) {
@@ -143,7 +147,9 @@ void remove_stale(const std::string& checkpoints) {
 
 // Puts `temporary` in the place of `path`. What was at `path` is then at `temporary`, or gone.
 void put_in_place(const std::string& temporary, const std::string& path) {
-    const auto move = [](const std::string& from, const std::string& to) { return ::rename(from.c_str(), to.c_str()) == 0; };
+    const auto move = [](const std::string& from, const std::string& to) {
+        return ::rename(from.c_str(), to.c_str()) == 0;
+    };
     if (move(temporary, path)) return;
     const bool occupied = errno == ENOTEMPTY || errno == EEXIST;
     if (occupied && ::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) return;
@@ -182,14 +188,25 @@ CheckpointInfo newest(const std::string& run_dir, const std::vector<std::string>
     return {"", -1};
 }
 
-// ---- resuming -----------------------------------------------------------------------------------------------------------
+// ---- resuming ------------------------------------------------------------------------------------------------------
 
 // DESIGN §4: what may differ on resume because it changes no number, or, like the dtype "auto", was resolved then.
 bool may_change(const std::string& path, const Json& wanted) {
-    static const std::vector<std::string> free = {
-        "run.name",          "run.out",         "run.device",         "run.threads",           "model.preset",
-        "model.init_from",   "eval",            "train.micro_batch",  "train.val_every",       "train.sample_every",
-        "train.keep_last",   "train.keep_every", "train.recompute",   "train.checkpoint_every", "train.log_priors_every"};
+    static const std::vector<std::string> free = {"run.name",
+                                                  "run.out",
+                                                  "run.device",
+                                                  "run.threads",
+                                                  "model.preset",
+                                                  "model.init_from",
+                                                  "eval",
+                                                  "train.micro_batch",
+                                                  "train.val_every",
+                                                  "train.sample_every",
+                                                  "train.keep_last",
+                                                  "train.keep_every",
+                                                  "train.recompute",
+                                                  "train.checkpoint_every",
+                                                  "train.log_priors_every"};
     return std::find(free.begin(), free.end(), path) != free.end() || (path == "run.dtype" && wanted == "auto");
 }
 
@@ -205,7 +222,8 @@ void compare(const Json& saved, const Json& wanted, const std::string& at, std::
 
 }  // namespace
 
-void write_checkpoint(const std::string& run_dir, const Config& c, const ModelExtras& e, const TrainState& s, const CheckpointData& d) {
+void write_checkpoint(const std::string& run_dir, const Config& c, const ModelExtras& e, const TrainState& s,
+                      const CheckpointData& d) {
     const std::string checkpoints = checkpoints_of(run_dir), name = step_name(s.step);
     make_directories(checkpoints);
     sync_directory(run_dir);
@@ -239,14 +257,19 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& run_dir) {
     for (const fs::directory_entry& e : fs::directory_iterator(checkpoints_of(run_dir), error)) {
         const std::string name = e.path().filename();
         const std::string digits = name.starts_with("step_") ? name.substr(5) : "";
-        const bool number = !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
-        if (number && name == step_name(std::stoll(digits)) && e.is_directory(error)) found.push_back({e.path(), std::stoll(digits)});
+        const bool number =
+            !digits.empty() && digits.size() < 19 && digits.find_first_not_of("0123456789") == std::string::npos;
+        if (number && name == step_name(std::stoll(digits)) && e.is_directory(error))
+            found.push_back({e.path(), std::stoll(digits)});
     }
-    std::sort(found.begin(), found.end(), [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.step < b.step; });
+    std::sort(found.begin(), found.end(),
+              [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.step < b.step; });
     return found;
 }
 
-std::string verify_checkpoint(const std::string& dir) { return check_state(dir, {kModelConfig, kModelWeights, kOptimizer}); }
+std::string verify_checkpoint(const std::string& dir) {
+    return check_state(dir, {kModelConfig, kModelWeights, kOptimizer});
+}
 
 CheckpointInfo newest_good_checkpoint(const std::string& run_dir, const Told& skipped) {
     return newest(run_dir, {kModelConfig, kModelWeights, kOptimizer}, skipped);
@@ -254,7 +277,7 @@ CheckpointInfo newest_good_checkpoint(const std::string& run_dir, const Told& sk
 
 std::string find_model(const std::string& path, const Told& skipped) {
     const std::vector<std::string> model = {kModelConfig, kModelWeights};
-    struct stat info{};
+    struct stat info {};
     if (::stat(path.c_str(), &info)) throw Error(kExitData, path + ": " + std::strerror(errno));
     const std::string expected = "expected a model directory, a checkpoint or a run directory";
     if (!S_ISDIR(info.st_mode)) throw Error(kExitData, path + ": not a directory, " + expected);
@@ -271,7 +294,8 @@ std::string find_model(const std::string& path, const Told& skipped) {
         if (first.empty()) first = line;
         if (skipped) skipped(line);
     });
-    if (good.path.empty()) throw Error(kExitData, path + ": no good checkpoint in it" + (first.empty() ? "" : "; " + first));
+    if (good.path.empty())
+        throw Error(kExitData, path + ": no good checkpoint in it" + (first.empty() ? "" : "; " + first));
     return good.path;
 }
 
@@ -291,7 +315,8 @@ void prune_checkpoints(const std::string& run_dir, int keep_last, int64_t keep_e
     for (size_t i = 0; i + keep < all.size(); i++) {
         if (keep_every > 0 && all[i].step % keep_every == 0) continue;
         // Hidden first: a process that dies here leaves no half a checkpoint under a checkpoint's name.
-        const std::string hidden = checkpoints_of(run_dir) + "/" + kTemporary + "old-" + step_name(all[i].step) + "-" + std::to_string(::getpid());
+        const std::string hidden = checkpoints_of(run_dir) + "/" + kTemporary + "old-" + step_name(all[i].step) + "-" +
+                                   std::to_string(::getpid());
         std::error_code error;
         fs::rename(all[i].path, hidden, error);
         if (!error) fs::remove_all(hidden, error);
@@ -316,13 +341,16 @@ RunLock::RunLock(const std::string& run_dir) {
         const bool known = ::pread(fd_, holder, sizeof holder - 1, 0) > 0;
         ::close(fd_);
         if (reason != EWOULDBLOCK) throw Error(kExitFailure, path + ": cannot lock: " + std::strerror(reason));
-        throw Error(kExitFailure, run_dir + ": in use by process " + (known ? holder : "?") + ", expected one process a run directory");
+        throw Error(kExitFailure, run_dir + ": in use by process " + (known ? holder : "?") +
+                                      ", expected one process a run directory");
     }
     const std::string pid = std::to_string(::getpid());
     // The pid is only for that message; the lock holds without it, on a full disk too.
     if (::ftruncate(fd_, 0) || ::pwrite(fd_, pid.data(), pid.size(), 0) < 0) return;
 }
 
-RunLock::~RunLock() { ::close(fd_); }
+RunLock::~RunLock() {
+    ::close(fd_);
+}
 
 }  // namespace bam

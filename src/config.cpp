@@ -40,7 +40,7 @@ Names<Encoding> encodings() {
     return names;
 }
 
-// ---- the keys, in the order they are printed --------------------------------------------------------------------------
+// ---- the keys, in the order they are printed -----------------------------------------------------------------------
 
 template <class Io>
 void fields(Io& io, RunConfig& r) {
@@ -54,7 +54,8 @@ void fields(Io& io, RunConfig& r) {
 
 template <class Io>
 void fields(Io& io, PositionConfig& p) {
-    const Names<SsmaxOrder> orders = {{"scale_bias", SsmaxOrder::scale_bias}, {"scale_scores", SsmaxOrder::scale_scores}};
+    const Names<SsmaxOrder> orders = {{"scale_bias", SsmaxOrder::scale_bias},
+                                      {"scale_scores", SsmaxOrder::scale_scores}};
     io.choice("encoding", p.encoding, encodings());
     io.flag("ssmax", p.ssmax);
     io.choice_or_null("ssmax_order", p.ssmax_order, orders, default_order(p.encoding));
@@ -183,7 +184,7 @@ void fields(Io& io, Config& c) {
     io.section("eval", [&](Io& s) { fields(s, c.eval); });
 }
 
-// ---- what one key alone cannot tell -----------------------------------------------------------------------------------
+// ---- what one key alone cannot tell --------------------------------------------------------------------------------
 
 void check_model(const ModelConfig& m, const JsonSource& source, const std::string& at) {
     const auto need = [&](const char* key, int value) {
@@ -206,16 +207,19 @@ void check_config(const Config& c, const JsonSource& source) {
     check_model(c.model, source, "model.");
     const TrainConfig& t = c.train;
     if (c.run.name.find('/') != std::string::npos || c.run.name[0] == '.')
-        source.fail("run.name", "\"" + c.run.name + "\", expected a directory name without / and not beginning with a dot");
-    if (c.data.train.empty()) source.fail("data.train", "missing: expected token shards, as a list of files or patterns");
+        source.fail("run.name",
+                    "\"" + c.run.name + "\", expected a directory name without / and not beginning with a dot");
+    if (c.data.train.empty())
+        source.fail("data.train", "missing: expected token shards, as a list of files or patterns");
     if (c.data.has_separator && c.data.separator_id >= c.model.vocab_size)
-        source.fail("data.separator.id", std::to_string(c.data.separator_id) + ", expected less than model.vocab_size " +
+        source.fail("data.separator.id", std::to_string(c.data.separator_id) +
+                                             ", expected less than model.vocab_size " +
                                              std::to_string(c.model.vocab_size));
     if (c.data.document_mask && !c.data.has_separator)
         source.fail("data.document_mask", "true, expected data.separator with it: documents end where it stands");
     if (t.tokens_per_step % t.seq_len)
-        source.fail("train.tokens_per_step", std::to_string(t.tokens_per_step) + ", expected a multiple of train.seq_len " +
-                                                 std::to_string(t.seq_len));
+        source.fail("train.tokens_per_step", std::to_string(t.tokens_per_step) +
+                                                 ", expected a multiple of train.seq_len " + std::to_string(t.seq_len));
     if (t.schedule.warmup_steps > t.steps)
         source.fail("train.schedule.warmup_steps", std::to_string(t.schedule.warmup_steps) +
                                                        ", expected at most train.steps " + std::to_string(t.steps));
@@ -237,7 +241,7 @@ Config read_config(const Json& j, const JsonSource& source, const std::string& v
     return c;
 }
 
-// ---- --set ------------------------------------------------------------------------------------------------------------
+// ---- --set ---------------------------------------------------------------------------------------------------------
 
 void add_paths(const Json& j, const std::string& at, std::vector<std::string>& paths) {
     for (const auto& [key, value] : j.items()) {
@@ -256,7 +260,9 @@ std::vector<std::string> all_paths() {
     return paths;
 }
 
-std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+std::string last_part(const std::string& path) {
+    return path.substr(path.rfind('.') + 1);
+}
 
 // For a path somebody mistyped: one with the same last part, else the nearest.
 std::string nearest_path(const std::string& path, const std::vector<std::string>& paths) {
@@ -281,7 +287,8 @@ void set_path(Json& root, const std::string& path, const Json& value, const Json
     for (size_t begin = 0;;) {
         const size_t end = path.find('.', begin);
         if (at->is_null()) *at = Json::object();
-        if (!at->is_object()) source.fail(path.substr(0, begin ? begin - 1 : 0), at->dump() + ", expected an object {...}");
+        if (!at->is_object())
+            source.fail(path.substr(0, begin ? begin - 1 : 0), at->dump() + ", expected an object {...}");
         at = &(*at)[path.substr(begin, end - begin)];
         if (end == std::string::npos) break;
         begin = end + 1;
@@ -289,14 +296,18 @@ void set_path(Json& root, const std::string& path, const Json& value, const Json
     *at = value;
 }
 
-// Dimensions the file states but its preset gives anyway (a resolved run.json has them all) must not outlive the preset.
+// Dimensions the file states but its preset gives anyway (a resolved run.json has them all) must not outlive the
+// preset.
 void drop_preset_dimensions(Json& root) {
     if (!root.is_object() || !root.contains("model") || !root["model"].is_object()) return;
     Json& m = root["model"];
     for (const ModelConfig& p : presets()) {
         if (!m.contains("preset") || m["preset"] != p.preset) continue;
-        const std::pair<const char*, int> dims[] = {{"dim", p.dim}, {"n_layers", p.n_layers}, {"n_heads", p.n_heads},
-                                                    {"n_kv_heads", p.n_heads}, {"ffn_hidden", p.ffn_hidden}};
+        const std::pair<const char*, int> dims[] = {{"dim", p.dim},
+                                                    {"n_layers", p.n_layers},
+                                                    {"n_heads", p.n_heads},
+                                                    {"n_kv_heads", p.n_heads},
+                                                    {"ffn_hidden", p.ffn_hidden}};
         for (const auto& [key, value] : dims)
             if (m.contains(key) && m[key] == value) m.erase(key);
         return;
@@ -311,7 +322,8 @@ void apply_sets(Json& root, const std::vector<std::string>& sets, JsonSource& so
             throw Error(kExitUsage, "--set " + set + ": expected key=value, like train.steps=100");
         const std::string path = set.substr(0, equals), text = set.substr(equals + 1);
         if (std::find(paths.begin(), paths.end(), path) == paths.end())
-            throw Error(kExitUsage, "--set " + set + ": unknown key " + path + "; did you mean " + nearest_path(path, paths) + "?");
+            throw Error(kExitUsage,
+                        "--set " + set + ": unknown key " + path + "; did you mean " + nearest_path(path, paths) + "?");
         if (path == "model.preset") drop_preset_dimensions(root);
         set_path(root, path, parse_value(text, "--set " + path), source);
         source.sets.emplace_back(path, text);
@@ -328,10 +340,10 @@ ModelConfig preset(const char* name, int dim, int layers, int heads, int ffn) {
 }  // namespace
 
 const std::vector<ModelConfig>& presets() {
-    static const std::vector<ModelConfig> list = {
-        preset("l6", 512, 6, 16, 1024),    preset("l8", 768, 8, 16, 1536),    preset("l12", 768, 12, 16, 1536),
-        preset("l15", 1152, 15, 24, 2304), preset("l18", 1536, 18, 32, 3072), preset("l24", 2048, 24, 64, 4096),
-        preset("nano", 128, 4, 8, 256)};
+    static const std::vector<ModelConfig> list = {preset("l6", 512, 6, 16, 1024),    preset("l8", 768, 8, 16, 1536),
+                                                  preset("l12", 768, 12, 16, 1536),  preset("l15", 1152, 15, 24, 2304),
+                                                  preset("l18", 1536, 18, 32, 3072), preset("l24", 2048, 24, 64, 4096),
+                                                  preset("nano", 128, 4, 8, 256)};
     return list;
 }
 
@@ -342,7 +354,9 @@ Config load_config(const std::string& path, const std::vector<std::string>& sets
     return read_config(j, source, variant);
 }
 
-Config parse_config(const Json& j, const std::string& origin) { return read_config(j, JsonSource{.file = origin}, ""); }
+Config parse_config(const Json& j, const std::string& origin) {
+    return read_config(j, JsonSource{.file = origin}, "");
+}
 
 Json to_json(const Config& c) {
     Json j;
@@ -358,7 +372,8 @@ Json to_json(const ModelConfig& m) {
     FieldWriter io(all);
     ModelConfig copy = m;
     fields(io, copy);
-    for (const char* key : {"dim", "n_layers", "n_heads", "n_kv_heads", "ffn_hidden", "vocab_size", "norm_eps", "tie_embeddings"})
+    for (const char* key :
+         {"dim", "n_layers", "n_heads", "n_kv_heads", "ffn_hidden", "vocab_size", "norm_eps", "tie_embeddings"})
         out[key] = all[key];
     const Json& p = all["position"];
     const std::string encoding = p["encoding"];
@@ -394,7 +409,8 @@ static int edit_distance(const std::string& a, const std::string& b) {
                 continue;
             }
             d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
         }
     return d[a.size()][b.size()];
 }

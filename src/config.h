@@ -101,7 +101,7 @@ nlohmann::ordered_json to_json(const Config& c);
 nlohmann::ordered_json to_json(const ModelConfig& m);  // the "model" section as a model directory's config.json stores it
 ModelConfig parse_model(const nlohmann::ordered_json& j, const std::string& origin);
 
-// Names of the presets with their dimensions, for --help and tests.
+// Names of the presets with their dimensions, for --help and tests; vocab_size is 0, the config gives it.
 const std::vector<ModelConfig>& presets();
 
 // The candidate closest to word by edit distance, for "did you mean".

@@ -63,7 +63,9 @@ uint64_t DurableFile::finish() {
     return XXH64_digest(static_cast<XXH64_state_t*>(hash_));
 }
 
-TemporaryDirectory::TemporaryDirectory(const std::string& path) : path(path) { make_directories(path); }
+TemporaryDirectory::TemporaryDirectory(const std::string& path) : path(path) {
+    make_directories(path);
+}
 
 TemporaryDirectory::~TemporaryDirectory() {
     std::error_code ignored;

@@ -1,5 +1,5 @@
-// Files that are on disk when the call returns: written, hashed on the way, fsynced. Errors are Error(kExitFailure) naming the
-// file and the system's reason (disk full, read-only, ...), and leave no partial file.
+// Files that are on disk when the call returns: written, hashed on the way, fsynced. Errors are Error(kExitFailure)
+// naming the file and the system's reason (disk full, read-only, ...), and leave no partial file.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -29,13 +29,13 @@ struct TemporaryDirectory {
     const std::string path;
 };
 
-// Writes a whole file through a temporary one beside it: fsync, rename, fsync of the directory. The old file stays until the
-// new one is whole.
+// Writes a whole file through a temporary one beside it: fsync, rename, fsync of the directory. The old file stays
+// until the new one is whole.
 void write_file_atomically(const std::string& path, const std::string& content);
 
-void sync_directory(const std::string& path);      // makes renames and new names in it durable
-void make_directories(const std::string& path);    // with parents; Error(kExitFailure) naming the path
-uint64_t hash_file(const std::string& path);       // xxh64; Error(kExitData) if it cannot be read
-std::string hex_of(uint64_t hash);                 // 16 digits
+void sync_directory(const std::string& path);    // makes renames and new names in it durable
+void make_directories(const std::string& path);  // with parents; Error(kExitFailure) naming the path
+uint64_t hash_file(const std::string& path);     // xxh64; Error(kExitData) if it cannot be read
+std::string hex_of(uint64_t hash);               // 16 digits
 
 }  // namespace bam

@@ -24,7 +24,8 @@ public:
     DuplicateGuard(const std::string& origin, ExitCode code) : origin_(origin), code_(code) {}
 
     bool operator()(int depth, typename Json::parse_event_t event, Json& parsed) {
-        if (depth > kMaxDepth) throw Error(code_, origin_ + ": nested deeper than " + std::to_string(kMaxDepth) + " levels");
+        if (depth > kMaxDepth)
+            throw Error(code_, origin_ + ": nested deeper than " + std::to_string(kMaxDepth) + " levels");
         if (event == Json::parse_event_t::object_start) objects_.emplace_back();
         if (event == Json::parse_event_t::object_end) objects_.pop_back();
         if (event == Json::parse_event_t::key) {

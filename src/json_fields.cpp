@@ -37,7 +37,8 @@ std::string RealRange::text() const {
 
 FieldReader::FieldReader(const JsonSource& source, const std::string& path, const Json& object)
     : source_(source), path_(path), object_(object) {
-    if (!object.is_object()) source.fail(path.empty() ? "top level" : path, shown(object) + ", expected an object {...}");
+    if (!object.is_object())
+        source.fail(path.empty() ? "top level" : path, shown(object) + ", expected an object {...}");
 }
 
 const FieldReader::Json* FieldReader::find(const char* key) {
@@ -72,7 +73,8 @@ int64_t FieldReader::to_integer(const std::string& key, const Json& j, int64_t l
         value = int64_t(u);
     } else if (j.is_number_integer()) {
         value = j.get<int64_t>();
-    } else if (j.is_number_float() && std::fabs(j.get<double>()) <= 0x1p53 && j.get<double>() == std::floor(j.get<double>())) {
+    } else if (j.is_number_float() && std::fabs(j.get<double>()) <= 0x1p53 &&
+               j.get<double>() == std::floor(j.get<double>())) {
         value = int64_t(j.get<double>());
     } else {
         refuse(key, j, expected);
@@ -82,7 +84,8 @@ int64_t FieldReader::to_integer(const std::string& key, const Json& j, int64_t l
 }
 
 double FieldReader::to_real(const std::string& key, const Json& j, const RealRange& range) const {
-    if (!j.is_number() || !std::isfinite(j.get<double>()) || !range.holds(j.get<double>())) refuse(key, j, range.text());
+    if (!j.is_number() || !std::isfinite(j.get<double>()) || !range.holds(j.get<double>()))
+        refuse(key, j, range.text());
     return j.get<double>();
 }
 
@@ -99,8 +102,10 @@ void FieldReader::real(const char* key, double& value, const RealRange& range) {
 
 void FieldReader::real_or_null(const char* key, double& value, const RealRange& range, double null_value) {
     const Json* j = find(key);
-    if (j && j->is_null()) value = null_value;
-    else if (j) value = to_real(key, *j, range);
+    if (j && j->is_null())
+        value = null_value;
+    else if (j)
+        value = to_real(key, *j, range);
 }
 
 void FieldReader::reals(const char* key, std::vector<double*> values, const RealRange& range) {
@@ -124,7 +129,8 @@ void FieldReader::text(const char* key, std::string& value) {
     const Json* j = find(key);
     if (!j) return;
     std::string given;
-    if (j->is_string()) given = j->get<std::string>();
+    if (j->is_string())
+        given = j->get<std::string>();
     else if (j->is_primitive())
         for (const auto& [path, text] : source_.sets)
             if (path == at(key)) given = text;
@@ -135,8 +141,10 @@ void FieldReader::text(const char* key, std::string& value) {
 void FieldReader::text_or_null(const char* key, std::string& value) {
     const Json* j = find(key);
     if (!j) return;
-    if (j->is_null() || *j == "") value.clear();
-    else text(key, value);
+    if (j->is_null() || *j == "")
+        value.clear();
+    else
+        text(key, value);
 }
 
 void FieldReader::texts(const char* key, std::vector<std::string>& values) {

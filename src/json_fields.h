@@ -1,6 +1,6 @@
-// Plain structs <-> JSON objects from one list of fields: a function template `fields(io, x)` names every key once and runs
-// with a FieldReader (checks type and range, refuses unknown keys) or a FieldWriter (every key, in order). Only .cpp files
-// that read or write JSON include this.
+// Plain structs <-> JSON objects from one list of fields: a function template `fields(io, x)` names every key once and
+// runs with a FieldReader (checks type and range, refuses unknown keys) or a FieldWriter (every key, in order). Only
+// .cpp files that read or write JSON include this.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -35,9 +35,7 @@ struct JsonSource {
 struct RealRange {
     double low = -std::numeric_limits<double>::max(), high = std::numeric_limits<double>::max();
     bool low_open = false, high_open = false;
-    bool holds(double x) const {
-        return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high);
-    }
+    bool holds(double x) const { return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high); }
     std::string text() const;  // "a number >= 0 and < 1"
 };
 
@@ -61,8 +59,8 @@ public:
     void real_or_null(const char* key, double& value, const RealRange& range, double null_value);
     void reals(const char* key, std::vector<double*> values, const RealRange& range);  // exactly so many
     void flag(const char* key, bool& value);
-    void text(const char* key, std::string& value);          // not empty
-    void text_or_null(const char* key, std::string& value);  // null: empty
+    void text(const char* key, std::string& value);                 // not empty
+    void text_or_null(const char* key, std::string& value);         // null: empty
     void texts(const char* key, std::vector<std::string>& values);  // a list, one string, or null
     void integers(const char* key, std::vector<int64_t>& values, int64_t low, int64_t high);
     // A number, [first, last], or (if `word` is given) that word.
@@ -80,8 +78,10 @@ public:
     template <class T>
     void choice_or_null(const char* key, T& value, const Names<T>& names, T null_value) {
         const Json* j = find(key);
-        if (!j || j->is_null()) value = null_value;
-        else choice(key, value, names);
+        if (!j || j->is_null())
+            value = null_value;
+        else
+            choice(key, value, names);
     }
     void choices(const char* key, std::vector<std::string>& values, const std::vector<std::string>& names);
     template <class F>
@@ -125,7 +125,9 @@ public:
     explicit FieldWriter(Json& object) : object_(object) { object_ = Json::object(); }
 
     template <class T>
-    void integer(const char* key, T& value, int64_t, int64_t) { object_[key] = value; }
+    void integer(const char* key, T& value, int64_t, int64_t) {
+        object_[key] = value;
+    }
     void unsigned64(const char* key, uint64_t& value) { object_[key] = value; }
     void real(const char* key, double& value, const RealRange&) { object_[key] = value; }
     void real_or_null(const char* key, double& value, const RealRange& range, double) {
@@ -149,7 +151,9 @@ public:
             if (v == value) object_[key] = name;
     }
     template <class T>
-    void choice_or_null(const char* key, T& value, const Names<T>& names, T) { choice(key, value, names); }
+    void choice_or_null(const char* key, T& value, const Names<T>& names, T) {
+        choice(key, value, names);
+    }
     void choices(const char* key, std::vector<std::string>& values, const std::vector<std::string>&) {
         object_[key] = values;
     }
@@ -160,8 +164,10 @@ public:
     }
     template <class F>
     void section_or_null(const char* key, bool& present, F&& f) {
-        if (present) section(key, f);
-        else object_[key] = nullptr;
+        if (present)
+            section(key, f);
+        else
+            object_[key] = nullptr;
     }
 
 private:

@@ -24,7 +24,9 @@ MetricsLog::MetricsLog(const std::string& path) : path_(path) {
     }
 }
 
-MetricsLog::~MetricsLog() { ::close(fd_); }
+MetricsLog::~MetricsLog() {
+    ::close(fd_);
+}
 
 // One write() a line: another reader never sees half of it, except on a full disk.
 void MetricsLog::write(const std::string& text) {
@@ -37,7 +39,8 @@ void MetricsLog::write(const std::string& text) {
 }
 
 void MetricsLog::log(const nlohmann::ordered_json& object) {
-    // dump() prints doubles shortest round-trip and what is not finite as null; text that is not UTF-8 must not end a run.
+    // dump() prints doubles shortest round-trip and what is not finite as null; text that is not UTF-8 must not end a
+    // run.
     write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 

@@ -1,4 +1,5 @@
-// metrics.jsonl of a run directory (DESIGN §3): one JSON object a line, numbers in full precision, NaN and infinities as null.
+// metrics.jsonl of a run directory (DESIGN §3): one JSON object a line, numbers in full precision, NaN and infinities
+// as null.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// ---- config.json ------------------------------------------------------------------------------------------------------
+// ---- config.json ---------------------------------------------------------------------------------------------------
 
 template <class Io>
 void fields(Io& io, ModelExtras& e, std::string& fingerprint, bool& has_tokenizer) {
@@ -50,7 +50,7 @@ Json model_json(const ModelConfig& m, const ModelExtras& e) {
     return j;
 }
 
-// ---- tensors ----------------------------------------------------------------------------------------------------------
+// ---- tensors -------------------------------------------------------------------------------------------------------
 
 std::vector<int64_t> without_ones(const std::vector<int64_t>& shape) {
     std::vector<int64_t> s;
@@ -81,12 +81,13 @@ int64_t first_nonfinite(const float* x, int64_t n) {
 void read_tensor(const SafetensorsFile& f, const std::string& name, const Parameter& p, float* out) {
     const SafetensorsEntry& e = f.entry(name);
     if (without_ones(e.shape) != without_ones(p.shape))
-        throw Error(kExitData, f.path() + ": tensor " + name + ": shape " + shape_text(e.shape) + ", expected " + shape_text(p.shape));
+        throw Error(kExitData, f.path() + ": tensor " + name + ": shape " + shape_text(e.shape) + ", expected " +
+                                   shape_text(p.shape));
     f.copy_floats(name, out);
     const int64_t bad = first_nonfinite(out, p.numel());
     if (bad >= 0)
-        throw Error(kExitData, f.path() + ": tensor " + name + ": element " + std::to_string(bad) + " is " + std::to_string(out[bad]) +
-                                   ", expected finite values");
+        throw Error(kExitData, f.path() + ": tensor " + name + ": element " + std::to_string(bad) + " is " +
+                                   std::to_string(out[bad]) + ", expected finite values");
 }
 
 void refuse_unknown(const SafetensorsFile& f, const std::set<std::string>& known) {
@@ -101,7 +102,8 @@ ModelFiles open_model(const std::string& model_dir) {
     Json j = read_json_file(path, kExitData);
     const JsonSource source{.file = path, .code = kExitData};
     if (!j.is_object() || j.value("format", Json()) != "bam-model")
-        source.fail("format", (j.is_object() ? j.value("format", Json()).dump() : "missing") + ", expected \"bam-model\"");
+        source.fail("format",
+                    (j.is_object() ? j.value("format", Json()).dump() : "missing") + ", expected \"bam-model\"");
     if (j.value("version", Json()) != 1) source.fail("version", j.value("version", Json()).dump() + ", expected 1");
     if (!j.contains("model")) source.fail("model", "missing");
     ModelFiles files{model_dir, parse_model(j["model"], path), {}};
@@ -143,7 +145,8 @@ std::map<std::string, uint64_t> write_model_files(const std::string& dir, const 
     return hashes;
 }
 
-void write_model(const std::string& dir, const ModelConfig& m, const ModelExtras& e, const ParameterTable& t, const float* weights) {
+void write_model(const std::string& dir, const ModelConfig& m, const ModelExtras& e, const ParameterTable& t,
+                 const float* weights) {
     make_directories(dir);
     const TemporaryDirectory temporary(dir + "/.tmp-" + std::to_string(::getpid()));
     write_model_files(temporary.path, m, e, t, weights);

@@ -39,7 +39,9 @@ std::string shape_text(const std::vector<int64_t>& shape) {
     return "[" + t + "]";
 }
 
-[[noreturn]] void fail(const std::string& path, const std::string& what) { throw Error(kExitData, path + ": " + what); }
+[[noreturn]] void fail(const std::string& path, const std::string& what) {
+    throw Error(kExitData, path + ": " + what);
+}
 
 // A non-negative integer that fits int64, or -1.
 int64_t natural(const Json& j) {
@@ -53,7 +55,8 @@ std::vector<int64_t> naturals(const Json& j, const std::string& where, const std
     if (list)
         for (const Json& v : j) values.push_back(natural(v));
     if (!list || std::count(values.begin(), values.end(), -1))
-        fail(path, where + " is " + j.dump(-1, ' ', false, Json::error_handler_t::replace) + ", expected a list of integers >= 0");
+        fail(path, where + " is " + j.dump(-1, ' ', false, Json::error_handler_t::replace) +
+                       ", expected a list of integers >= 0");
     return values;
 }
 
@@ -64,18 +67,22 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& j, int64_t dat
     SafetensorsEntry e;
     if (j["dtype"].is_string()) e.dtype = j["dtype"].get<std::string>();
     const int64_t width = element_size(e.dtype);
-    if (!width) fail(path, at + "dtype is " + j["dtype"].dump(-1, ' ', false, Json::error_handler_t::replace) + ", expected one like F32 or BF16");
+    if (!width)
+        fail(path, at + "dtype is " + j["dtype"].dump(-1, ' ', false, Json::error_handler_t::replace) +
+                       ", expected one like F32 or BF16");
     e.shape = naturals(j["shape"], at + "shape", path);
     const std::vector<int64_t> offsets = naturals(j["data_offsets"], at + "data_offsets", path);
     if (offsets.size() != 2) fail(path, at + std::to_string(offsets.size()) + " data_offsets, expected 2");
     e.begin = offsets[0], e.end = offsets[1];
     if (e.begin > e.end || e.end > data_size)
-        fail(path, at + "data_offsets " + shape_text(offsets) + ", expected ascending ones within " + std::to_string(data_size) + " bytes");
+        fail(path, at + "data_offsets " + shape_text(offsets) + ", expected ascending ones within " +
+                       std::to_string(data_size) + " bytes");
     int64_t bytes = width;
     bool overflow = false;
     for (int64_t d : e.shape) overflow |= __builtin_mul_overflow(bytes, d, &bytes);
     if (overflow || bytes != e.end - e.begin)
-        fail(path, at + std::to_string(e.end - e.begin) + " bytes, expected " + e.dtype + " of shape " + shape_text(e.shape));
+        fail(path,
+             at + std::to_string(e.end - e.begin) + " bytes, expected " + e.dtype + " of shape " + shape_text(e.shape));
     return e;
 }
 
@@ -107,7 +114,7 @@ int64_t SafetensorsEntry::numel() const {
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info{};
+    struct stat info {};
     if (fd < 0 || ::fstat(fd, &info)) {
         const int reason = errno;
         if (fd >= 0) ::close(fd);
@@ -131,7 +138,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
     }
 }
 
-SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<char*>(map_), size_t(size_)); }
+SafetensorsFile::~SafetensorsFile() {
+    ::munmap(const_cast<char*>(map_), size_t(size_));
+}
 
 void SafetensorsFile::parse_header() {
     uint64_t header = 0;
@@ -163,7 +172,9 @@ const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
     return it->second;
 }
 
-const void* SafetensorsFile::data(const std::string& name) const { return map_ + data_begin_ + entry(name).begin; }
+const void* SafetensorsFile::data(const std::string& name) const {
+    return map_ + data_begin_ + entry(name).begin;
+}
 
 std::vector<float> SafetensorsFile::floats(const std::string& name) const {
     std::vector<float> values(size_t(entry(name).numel()));

@@ -27,9 +27,9 @@ public:
     bool has(const std::string& name) const { return entries_.count(name) > 0; }
     const SafetensorsEntry& entry(const std::string& name) const;  // Error(kExitData) if missing
     const void* data(const std::string& name) const;
-    std::vector<float> floats(const std::string& name) const;      // F32 or BF16, as fp32
-    void copy_floats(const std::string& name, float* out) const;   // the same into numel() elements
-    std::vector<int32_t> ints(const std::string& name) const;      // I32 or I64
+    std::vector<float> floats(const std::string& name) const;     // F32 or BF16, as fp32
+    void copy_floats(const std::string& name, float* out) const;  // the same into numel() elements
+    std::vector<int32_t> ints(const std::string& name) const;     // I32 or I64
 
 private:
     void parse_header();

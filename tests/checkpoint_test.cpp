@@ -1,5 +1,5 @@
-// Models and checkpoints on disk: what is written is read back bit for bit; what is damaged, missing or foreign is named; and
-// a writer killed at any moment leaves a checkpoint that loads.
+// Models and checkpoints on disk: what is written is read back bit for bit; what is damaged, missing or foreign is
+// named; and a writer killed at any moment leaves a checkpoint that loads.
 #include "checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,8 @@ Config small_config(const std::string& variant = "bam_ssmax") {
         "run": {"name": "r", "dtype": "fp32", "seed": 18446744073709551615},
         "model": {"dim": 12, "n_layers": 2, "n_heads": 3, "ffn_hidden": 10, "vocab_size": 17},
         "data": {"train": ["a_*.bin"], "tokenizer": "byte", "separator": {"id": 2, "position": "start"}, "positions": "row"},
-        "train": {"seq_len": 7, "tokens_per_step": 14, "steps": 100}})"), "small");
+        "train": {"seq_len": 7, "tokens_per_step": 14, "steps": 100}})"),
+                            "small");
     apply_variant(c.model.position, variant);
     return c;
 }
@@ -57,7 +58,9 @@ struct Arenas {
     std::vector<float> weights, m, v;
 };
 
-TrainState state_at(int64_t step) { return {step, 2 * step, 14 * step, 0x8123456789abcdefull, 3}; }
+TrainState state_at(int64_t step) {
+    return {step, 2 * step, 14 * step, 0x8123456789abcdefull, 3};
+}
 
 void write_step(const std::string& run, const Config& c, int64_t step) {
     Arenas a(c, step);
@@ -81,7 +84,7 @@ std::vector<std::string> names_in(const std::string& dir) {
     return names;
 }
 
-// ---- models -------------------------------------------------------------------------------------------------------------
+// ---- models --------------------------------------------------------------------------------------------------------
 
 TEST(Model, RoundTripsInEveryVariant) {
     for (const std::string& v : variant_names()) {
@@ -111,7 +114,8 @@ TEST(Model, ConfigHasTheGoldensFormAndMore) {
     ModelExtras e;
     e.data.has_separator = e.data.document_mask = false;
     write_model(dir.path(), c.model, e, a.table, a.weights.data());
-    EXPECT_EQ(Json::parse(test::read_file(dir.file("config.json"))), Json::parse(R"({"format": "bam-model", "version": 1,
+    EXPECT_EQ(Json::parse(test::read_file(dir.file("config.json"))),
+              Json::parse(R"({"format": "bam-model", "version": 1,
         "model": {"dim": 12, "n_layers": 2, "n_heads": 3, "n_kv_heads": 3, "ffn_hidden": 10, "vocab_size": 17, "norm_eps": 1e-05,
                   "tie_embeddings": false,
                   "position": {"encoding": "rope", "ssmax": false, "rope": {"theta": 500000.0, "layout": "interleaved"}}},
@@ -137,7 +141,8 @@ TEST(Model, GoldensLoad) {
 }
 
 // A model directory whose tensors were changed by `edit`.
-std::string weights_mistake(const std::function<void(std::vector<SafetensorsItem>&)>& edit, std::vector<float>* out = nullptr) {
+std::string weights_mistake(const std::function<void(std::vector<SafetensorsItem>&)>& edit,
+                            std::vector<float>* out = nullptr) {
     test::TempDir dir;
     const Config c = small_config();
     Arenas a(c), b(c, 1);
@@ -160,13 +165,19 @@ TEST(Model, BadTensorsAreNamed) {
     std::vector<float> poisoned(17 * 12, 1);
     const std::string w1 = "layers.1.feed_forward.w1.weight";
     EXPECT_EQ(weights_mistake([&](auto& items) { items.erase(item(items, w1)); }), "tensor " + w1 + " is missing");
-    EXPECT_EQ(weights_mistake([&](auto& items) { item(items, w1)->shape = {12, 10}; }),
+    EXPECT_EQ(weights_mistake([&](auto& items) {
+                  item(items, w1)->shape = {12, 10};
+              }),
               "tensor " + w1 + ": shape [12, 10], expected [10, 12]");
-    EXPECT_EQ(weights_mistake([&](auto& items) { item(items, w1)->shape = {10, 11}; }),
+    EXPECT_EQ(weights_mistake([&](auto& items) {
+                  item(items, w1)->shape = {10, 11};
+              }),
               "tensor " + w1 + ": shape [10, 11], expected [10, 12]");
     EXPECT_EQ(weights_mistake([&](auto& items) { item(items, w1)->dtype = "I32"; }),
               "tensor " + w1 + ": dtype I32, expected F32 or BF16");
-    EXPECT_EQ(weights_mistake([&](auto& items) { items.push_back({"layers.2.ffn_norm.weight", "F32", {12}, poisoned.data()}); }),
+    EXPECT_EQ(weights_mistake([&](auto& items) {
+                  items.push_back({"layers.2.ffn_norm.weight", "F32", {12}, poisoned.data()});
+              }),
               "tensor layers.2.ffn_norm.weight is not part of this model");
     poisoned[5] = std::numeric_limits<float>::quiet_NaN();
     EXPECT_EQ(weights_mistake([&](auto& items) { item(items, "output.weight")->data = poisoned.data(); }),
@@ -183,13 +194,18 @@ TEST(Model, OtherShapesAndTypesThatAreTheSame) {
     const std::string scale = "layers.0.attention.seq_scale", mu = "layers.1.attention.prior.theta_mu";
     const std::vector<uint16_t> low = {0x3f80, 0xc000, 0x4040};
     std::vector<float> w;
-    EXPECT_EQ(weights_mistake([&](auto& items) {
-        std::erase_if(items, [&](const SafetensorsItem& i) { return i.name == mu; });
-        for (SafetensorsItem& i : items)
-            if (i.name == scale) i = {scale, "BF16", {1, 3, 1, 1}, low.data()};
-    }, &w), "");
-    EXPECT_EQ(std::vector<float>(w.begin() + t.at(scale).offset, w.begin() + t.at(scale).offset + 3), (std::vector<float>{1, -2, 3}));
-    EXPECT_EQ(std::vector<float>(w.begin() + t.at(mu).offset, w.begin() + t.at(mu).offset + 3), (std::vector<float>{0, 0, 0}));
+    EXPECT_EQ(weights_mistake(
+                  [&](auto& items) {
+                      std::erase_if(items, [&](const SafetensorsItem& i) { return i.name == mu; });
+                      for (SafetensorsItem& i : items)
+                          if (i.name == scale) i = {scale, "BF16", {1, 3, 1, 1}, low.data()};
+                  },
+                  &w),
+              "");
+    EXPECT_EQ(std::vector<float>(w.begin() + t.at(scale).offset, w.begin() + t.at(scale).offset + 3),
+              (std::vector<float>{1, -2, 3}));
+    EXPECT_EQ(std::vector<float>(w.begin() + t.at(mu).offset, w.begin() + t.at(mu).offset + 3),
+              (std::vector<float>{0, 0, 0}));
 }
 
 TEST(Model, BadConfigsAreNamed) {
@@ -202,7 +218,8 @@ TEST(Model, BadConfigsAreNamed) {
         Json j = good;
         edit(j);
         test::write_file(dir.file("config.json"), j.dump());
-        const std::string what = mistake([&] { open_model(dir.path()); }, kExitData), file = dir.file("config.json") + ": ";
+        const std::string what = mistake([&] { open_model(dir.path()); }, kExitData),
+                          file = dir.file("config.json") + ": ";
         return what.rfind(file, 0) == 0 ? what.substr(file.size()) : what;
     };
     EXPECT_EQ(with([](Json&) {}), "");
@@ -211,10 +228,15 @@ TEST(Model, BadConfigsAreNamed) {
     EXPECT_EQ(with([](Json& j) { j.erase("model"); }), "model: missing");
     EXPECT_EQ(with([](Json& j) { j = Json::array(); }), "format: missing, expected \"bam-model\"");
     EXPECT_EQ(with([](Json& j) { j["model"]["dims"] = 1; }), "model.dims: unknown key; did you mean model.dim?");
-    EXPECT_EQ(with([](Json& j) { j["model"]["n_heads"] = 5; j["model"].erase("n_kv_heads"); }),
+    EXPECT_EQ(with([](Json& j) {
+                  j["model"]["n_heads"] = 5;
+                  j["model"].erase("n_kv_heads");
+              }),
               "model.n_heads: 5, expected a divisor of dim 12");
-    EXPECT_EQ(with([](Json& j) { j["model"].erase("ffn_hidden"); }), "model.ffn_hidden: missing (give it, or a preset)");
-    EXPECT_EQ(with([](Json& j) { j["data"]["separator"]["id"] = "x"; }), "data.separator.id: \"x\", expected an integer >= 0 and <= 1073741824");
+    EXPECT_EQ(with([](Json& j) { j["model"].erase("ffn_hidden"); }),
+              "model.ffn_hidden: missing (give it, or a preset)");
+    EXPECT_EQ(with([](Json& j) { j["data"]["separator"]["id"] = "x"; }),
+              "data.separator.id: \"x\", expected an integer >= 0 and <= 1073741824");
     EXPECT_EQ(with([](Json& j) { j.erase("data"), j.erase("seq_len"), j.erase("tokenizer"); }), "");
 }
 
@@ -223,15 +245,18 @@ TEST(Model, NotAModelIsExplained) {
     const auto find = [&](const std::string& p) { return mistake([&] { find_model(p); }, kExitData); };
     EXPECT_EQ(find(dir.file("x")), dir.file("x") + ": No such file or directory");
     test::write_file(dir.file("f"), "");
-    EXPECT_EQ(find(dir.file("f")), dir.file("f") + ": not a directory, expected a model directory, a checkpoint or a run directory");
-    EXPECT_EQ(find(dir.path()), dir.path() + ": neither config.json nor checkpoints/ in it, "
-                                             "expected a model directory, a checkpoint or a run directory");
+    EXPECT_EQ(find(dir.file("f")),
+              dir.file("f") + ": not a directory, expected a model directory, a checkpoint or a run directory");
+    EXPECT_EQ(find(dir.path()), dir.path() +
+                                    ": neither config.json nor checkpoints/ in it, "
+                                    "expected a model directory, a checkpoint or a run directory");
     fs::create_directories(dir.file("checkpoints/step_00000001"));
-    EXPECT_EQ(find(dir.path()), dir.path() + ": no good checkpoint in it; skipped " + dir.file("checkpoints/step_00000001: ") +
+    EXPECT_EQ(find(dir.path()), dir.path() + ": no good checkpoint in it; skipped " +
+                                    dir.file("checkpoints/step_00000001: ") +
                                     dir.file("checkpoints/step_00000001/state.json: No such file or directory"));
 }
 
-// ---- checkpoints --------------------------------------------------------------------------------------------------------
+// ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 TEST(Checkpoint, RoundTrips) {
     test::TempDir run;
@@ -292,7 +317,8 @@ TEST(Checkpoint, EveryBitFlipAndTruncationIsFound) {
             bad[at] = char(bad[at] ^ (1 << random_below(7, k, 1, 8)));
             damaged(bad, "flip at " + std::to_string(at));
         }
-        for (const size_t n : {size_t(0), size_t(1), good.size() / 2, good.size() - 2}) damaged(good.substr(0, n), "cut to " + std::to_string(n));
+        for (const size_t n : {size_t(0), size_t(1), good.size() / 2, good.size() - 2})
+            damaged(good.substr(0, n), "cut to " + std::to_string(n));
         damaged(good + "x", "longer");
         // Skipped by name, and the one before it is used.
         std::string line;
@@ -316,7 +342,8 @@ TEST(Checkpoint, ForeignNamesAreNoCheckpoints) {
     EXPECT_EQ(newest_good_checkpoint(run.path()).step, -1);
     const Config c = small_config();
     write_step(run.path(), c, 0);
-    for (const char* name : {"step_tmp", "step_", "step_9", "step_0000000009", "step_99999999999999999999999", "x", ".tmp-step_00000007-1"})
+    for (const char* name : {"step_tmp", "step_", "step_9", "step_0000000009", "step_99999999999999999999999", "x",
+                             ".tmp-step_00000007-1"})
         fs::create_directories(run.file(std::string("checkpoints/") + name));
     test::write_file(run.file("checkpoints/step_00000008"), "a file");
     const std::vector<CheckpointInfo> all = list_checkpoints(run.path());
@@ -359,7 +386,7 @@ TEST(Checkpoint, Prune) {
     EXPECT_EQ(steps_left({10, 20, 30, 40}, 2, 0), (Steps{30, 40}));
     EXPECT_EQ(steps_left({10, 20, 30, 40}, 1, 0), (Steps{40}));
     EXPECT_EQ(steps_left({10, 20, 30, 40}, 9, 0), (Steps{10, 20, 30, 40}));
-    EXPECT_EQ(steps_left({10, 20, 30, 40}, 0, 0), (Steps{40}));                // the newest always stays
+    EXPECT_EQ(steps_left({10, 20, 30, 40}, 0, 0), (Steps{40}));               // the newest always stays
     EXPECT_EQ(steps_left({10, 20, 30, 40}, 3, 10), (Steps{10, 20, 30, 40}));  // all are major
     EXPECT_EQ(steps_left({10, 20, 30, 40, 45}, 1, 20), (Steps{20, 40, 45}));
     EXPECT_EQ(steps_left({0, 7}, 1, 5), (Steps{0, 7}));
@@ -404,7 +431,8 @@ TEST(Checkpoint, KilledWriterLeavesAGoodCheckpoint) {
     for (const std::string& name : names_in(run.file("checkpoints"))) EXPECT_TRUE(name.starts_with("step_")) << name;
 }
 
-// The kernel ends the writer at a chosen byte of a chosen file: every prefix of the work is a crash that must be survived.
+// The kernel ends the writer at a chosen byte of a chosen file: every prefix of the work is a crash that must be
+// survived.
 TEST(Checkpoint, WriterEndedAtAnyByteLeavesAGoodCheckpoint) {
     test::TempDir run;
     const Config c = small_config();
@@ -463,11 +491,12 @@ TEST(Checkpoint, AnotherModelsArenasAreRefused) {
     Config other = c;
     other.model.n_layers = 3;
     Arenas a(other);
-    const std::string what = mistake([&] { read_checkpoint(run.file("checkpoints/step_00000001"), a.data()); }, kExitData);
+    const std::string what =
+        mistake([&] { read_checkpoint(run.file("checkpoints/step_00000001"), a.data()); }, kExitData);
     EXPECT_NE(what.find("tensor layers.2."), std::string::npos) << what;
 }
 
-// ---- resuming -----------------------------------------------------------------------------------------------------------
+// ---- resuming ------------------------------------------------------------------------------------------------------
 
 TEST(Resume, ConflictsAreNamed) {
     const Config saved = small_config();
@@ -479,9 +508,15 @@ TEST(Resume, ConflictsAreNamed) {
         return c.empty() ? "" : c.size() == 1 ? c[0] : c[0] + " and " + std::to_string(c.size() - 1) + " more";
     };
     const char* none = "";
-    EXPECT_EQ(one([](Config& c) { c.run.out = "x", c.run.device = "cpu", c.run.threads = 9, c.run.dtype = "auto"; }), none);
-    EXPECT_EQ(one([](Config& c) { c.train.micro_batch = 2, c.train.val_every = 1, c.train.sample_every = 1, c.train.keep_last = 9; }), none);
-    EXPECT_EQ(one([](Config& c) { c.train.checkpoint_every = 1, c.train.keep_every = 4, c.train.log_priors_every = 2; }), none);
+    EXPECT_EQ(one([](Config& c) { c.run.out = "x", c.run.device = "cpu", c.run.threads = 9, c.run.dtype = "auto"; }),
+              none);
+    EXPECT_EQ(one([](Config& c) {
+                  c.train.micro_batch = 2, c.train.val_every = 1, c.train.sample_every = 1, c.train.keep_last = 9;
+              }),
+              none);
+    EXPECT_EQ(
+        one([](Config& c) { c.train.checkpoint_every = 1, c.train.keep_every = 4, c.train.log_priors_every = 2; }),
+        none);
     EXPECT_EQ(one([](Config& c) { c.train.recompute = "block", c.model.init_from = "y", c.model.preset = "p"; }), none);
     EXPECT_EQ(one([](Config& c) { c.eval.suites = {"niah"}, c.eval.lengths = {5}; }), none);
     EXPECT_EQ(one([](Config& c) { c.model.dim = 24; }), "model.dim: 12 in the checkpoint, 24 now");
@@ -489,19 +524,24 @@ TEST(Resume, ConflictsAreNamed) {
               "model.position.encoding: \"bam\" in the checkpoint, \"alibi\" now");
     EXPECT_EQ(one([](Config& c) { c.model.position.ssmax_order = SsmaxOrder::scale_scores; }),
               "model.position.ssmax_order: \"scale_bias\" in the checkpoint, \"scale_scores\" now");
-    EXPECT_EQ(one([](Config& c) { c.model.position.init_beta.values = {0, 1}; }),
+    EXPECT_EQ(one([](Config& c) {
+                  c.model.position.init_beta.values = {0, 1};
+              }),
               "model.position.bam.init_beta: 0.0 in the checkpoint, [0.0,1.0] now");
     EXPECT_EQ(one([](Config& c) { c.data.train = {"b"}; }), "data.train: [\"a_*.bin\"] in the checkpoint, [\"b\"] now");
     EXPECT_EQ(one([](Config& c) { c.data.has_separator = false; }),
               "data.separator: {\"id\":2,\"position\":\"start\"} in the checkpoint, null now");
     EXPECT_EQ(one([](Config& c) { c.data.shuffle = false; }), "data.shuffle: true in the checkpoint, false now");
     EXPECT_EQ(one([](Config& c) { c.train.steps = 101; }), "train.steps: 100 in the checkpoint, 101 now");
-    EXPECT_EQ(one([](Config& c) { c.train.tokens_per_step = 7; }), "train.tokens_per_step: 14 in the checkpoint, 7 now");
+    EXPECT_EQ(one([](Config& c) { c.train.tokens_per_step = 7; }),
+              "train.tokens_per_step: 14 in the checkpoint, 7 now");
     EXPECT_EQ(one([](Config& c) { c.train.optimizer.lr = 1; }), "train.optimizer.lr: 0.001 in the checkpoint, 1.0 now");
-    EXPECT_EQ(one([](Config& c) { c.train.schedule.name = "wsd"; }), "train.schedule.name: \"cosine\" in the checkpoint, \"wsd\" now");
+    EXPECT_EQ(one([](Config& c) { c.train.schedule.name = "wsd"; }),
+              "train.schedule.name: \"cosine\" in the checkpoint, \"wsd\" now");
     EXPECT_EQ(one([](Config& c) { c.run.seed = 1; }), "run.seed: 18446744073709551615 in the checkpoint, 1 now");
     EXPECT_EQ(one([](Config& c) { c.run.dtype = "bf16"; }), "run.dtype: \"fp32\" in the checkpoint, \"bf16\" now");
-    EXPECT_EQ(one([](Config& c) { c.train.grad_clip = 2, c.train.seq_len = 14; }), "train.seq_len: 7 in the checkpoint, 14 now and 1 more");
+    EXPECT_EQ(one([](Config& c) { c.train.grad_clip = 2, c.train.seq_len = 14; }),
+              "train.seq_len: 7 in the checkpoint, 14 now and 1 more");
 }
 
 TEST(Resume, OneProcessARunDirectory) {

@@ -41,7 +41,8 @@ Config load(const std::string& text, const std::vector<std::string>& sets = {}, 
 }
 
 // The message of the Error, behind the temporary directory's name; "" if there was none.
-std::string mistake(const std::string& text, const std::vector<std::string>& sets = {}, const std::string& variant = "") {
+std::string mistake(const std::string& text, const std::vector<std::string>& sets = {},
+                    const std::string& variant = "") {
     try {
         load(text, sets, variant);
     } catch (const Error& e) {
@@ -79,7 +80,8 @@ TEST(Config, DesignExampleIsReadAndGivesTheDefaults) {
         size_t last = 0;
         for (const auto& [key, value] : keys.items()) {
             size_t place = 0;
-            while (place < resolved[section].size() && std::next(resolved[section].begin(), long(place)).key() != key) place++;
+            while (place < resolved[section].size() && std::next(resolved[section].begin(), long(place)).key() != key)
+                place++;
             ASSERT_LT(place, resolved[section].size()) << section << "." << key;
             EXPECT_TRUE(place > last || place == 0) << section << "." << key;
             last = place;
@@ -92,8 +94,12 @@ TEST(Config, Presets) {
         const char* name;
         int dim, layers, heads, D, ffn;
     };
-    for (const Row& r : {Row{"l6", 512, 6, 16, 32, 1024}, {"l8", 768, 8, 16, 48, 1536}, {"l12", 768, 12, 16, 48, 1536},
-                         {"l15", 1152, 15, 24, 48, 2304}, {"l18", 1536, 18, 32, 48, 3072}, {"l24", 2048, 24, 64, 32, 4096},
+    for (const Row& r : {Row{"l6", 512, 6, 16, 32, 1024},
+                         {"l8", 768, 8, 16, 48, 1536},
+                         {"l12", 768, 12, 16, 48, 1536},
+                         {"l15", 1152, 15, 24, 48, 2304},
+                         {"l18", 1536, 18, 32, 48, 3072},
+                         {"l24", 2048, 24, 64, 32, 4096},
                          {"nano", 128, 4, 8, 16, 256}}) {
         const Config c = load(kSmall, {std::string("model.preset=") + r.name});
         EXPECT_EQ(c.model.preset, r.name);
@@ -126,23 +132,71 @@ TEST(Config, PresetSetOverAResolvedConfigReplacesItsDimensions) {
 }
 
 TEST(Config, ResolvedRoundTrips) {
-    const std::vector<std::string> sets = {
-        "run.name=a b", "run.out=/tmp/x", "run.seed=18446744073709551615", "run.device=cpu", "run.dtype=bf16", "run.threads=3",
-        "model.dim=96", "model.n_layers=5", "model.n_heads=6", "model.n_kv_heads=3", "model.ffn_hidden=100",
-        "model.vocab_size=300", "model.norm_eps=1e-6", "model.init=gpt2", "model.init_from=runs/y", "model.tie_embeddings=true",
-        "model.position.encoding=rope", "model.position.ssmax=false", "model.position.ssmax_order=scale_scores",
-        "model.position.rope.theta=10000.5", "model.position.rope.layout=half", "model.position.sinusoidal.theta=77",
-        "model.position.sinusoidal.variant=bam", "model.position.bam.scope=global", "model.position.bam.train_alpha=false",
-        "model.position.bam.train_beta=false", "model.position.bam.train_mu=true", "model.position.bam.init_alpha=slope",
-        "model.position.bam.init_beta=[-0.5,1]", "model.position.bam.init_mu=0.1", "data.train=[\"a\",\"b\"]", "data.val=[\"c\"]",
-        "data.val_tokens=1e6", "data.val_gap=12", "data.tokenizer=byte", "data.separator.id=7", "data.separator.position=start",
-        "data.document_mask=false", "data.positions=row", "data.shuffle=false", "train.seq_len=29", "train.tokens_per_step=290",
-        "train.micro_batch=3", "train.steps=77", "train.optimizer.name=adamw", "train.optimizer.lr=0.1234567890123456789",
-        "train.optimizer.betas=[0,0.999]", "train.optimizer.eps=1e-9", "train.optimizer.weight_decay=0", "train.optimizer.prior_lr=0",
-        "train.schedule.name=wsd", "train.schedule.warmup_steps=77", "train.schedule.final_fraction=1",
-        "train.schedule.decay_fraction=0.3", "train.grad_clip=0", "train.val_every=1", "train.sample_every=2",
-        "train.checkpoint_every=3", "train.keep_last=4", "train.keep_every=5", "train.log_priors_every=6",
-        "train.on_nonfinite=skip", "train.recompute=block", "eval.suites=[\"niah\"]", "eval.lengths=[29,58]"};
+    const std::vector<std::string> sets = {"run.name=a b",
+                                           "run.out=/tmp/x",
+                                           "run.seed=18446744073709551615",
+                                           "run.device=cpu",
+                                           "run.dtype=bf16",
+                                           "run.threads=3",
+                                           "model.dim=96",
+                                           "model.n_layers=5",
+                                           "model.n_heads=6",
+                                           "model.n_kv_heads=3",
+                                           "model.ffn_hidden=100",
+                                           "model.vocab_size=300",
+                                           "model.norm_eps=1e-6",
+                                           "model.init=gpt2",
+                                           "model.init_from=runs/y",
+                                           "model.tie_embeddings=true",
+                                           "model.position.encoding=rope",
+                                           "model.position.ssmax=false",
+                                           "model.position.ssmax_order=scale_scores",
+                                           "model.position.rope.theta=10000.5",
+                                           "model.position.rope.layout=half",
+                                           "model.position.sinusoidal.theta=77",
+                                           "model.position.sinusoidal.variant=bam",
+                                           "model.position.bam.scope=global",
+                                           "model.position.bam.train_alpha=false",
+                                           "model.position.bam.train_beta=false",
+                                           "model.position.bam.train_mu=true",
+                                           "model.position.bam.init_alpha=slope",
+                                           "model.position.bam.init_beta=[-0.5,1]",
+                                           "model.position.bam.init_mu=0.1",
+                                           "data.train=[\"a\",\"b\"]",
+                                           "data.val=[\"c\"]",
+                                           "data.val_tokens=1e6",
+                                           "data.val_gap=12",
+                                           "data.tokenizer=byte",
+                                           "data.separator.id=7",
+                                           "data.separator.position=start",
+                                           "data.document_mask=false",
+                                           "data.positions=row",
+                                           "data.shuffle=false",
+                                           "train.seq_len=29",
+                                           "train.tokens_per_step=290",
+                                           "train.micro_batch=3",
+                                           "train.steps=77",
+                                           "train.optimizer.name=adamw",
+                                           "train.optimizer.lr=0.1234567890123456789",
+                                           "train.optimizer.betas=[0,0.999]",
+                                           "train.optimizer.eps=1e-9",
+                                           "train.optimizer.weight_decay=0",
+                                           "train.optimizer.prior_lr=0",
+                                           "train.schedule.name=wsd",
+                                           "train.schedule.warmup_steps=77",
+                                           "train.schedule.final_fraction=1",
+                                           "train.schedule.decay_fraction=0.3",
+                                           "train.grad_clip=0",
+                                           "train.val_every=1",
+                                           "train.sample_every=2",
+                                           "train.checkpoint_every=3",
+                                           "train.keep_last=4",
+                                           "train.keep_every=5",
+                                           "train.log_priors_every=6",
+                                           "train.on_nonfinite=skip",
+                                           "train.recompute=block",
+                                           "eval.suites=[\"niah\"]",
+                                           "eval.lengths=[29,58]"};
     const Config a = load(kSmall, sets), plain = load(kSmall);
     const Json j = to_json(a), k = to_json(plain);
     EXPECT_EQ(j.dump(), to_json(parse_config(j, "run.json")).dump());
@@ -186,7 +240,8 @@ TEST(Config, VariantComesLastAndKeepsAnExplicitOrder) {
     EXPECT_EQ(a.model.position.ssmax_order, SsmaxOrder::scale_scores);
     EXPECT_EQ(load(kSmall, {}, "ggd_bam").model.position.ssmax_order, SsmaxOrder::scale_bias);
     EXPECT_FALSE(load(kSmall, {}, "rotary").model.position.ssmax);
-    EXPECT_EQ(load(kSmall, {"model.position.ssmax_order=null"}, "alibi_ssmax").model.position.ssmax_order, SsmaxOrder::scale_scores);
+    EXPECT_EQ(load(kSmall, {"model.position.ssmax_order=null"}, "alibi_ssmax").model.position.ssmax_order,
+              SsmaxOrder::scale_scores);
     EXPECT_EQ(load(kSmall, {"model.position.ssmax_order=scale_bias"}, "alibi_ssmax").model.position.ssmax_order,
               SsmaxOrder::scale_bias);
     EXPECT_EQ(load(kSmall, {"model.position.encoding=alibi"}).model.position.ssmax_order, SsmaxOrder::scale_scores);
@@ -207,12 +262,16 @@ TEST(Config, MistakesInTheFile) {
               "c.json: train.optimizer.beta: unknown key; did you mean train.optimizer.betas?");
     EXPECT_EQ(mistake(with("model", R"({"position": {"bam": {"inti_beta": 1}}})")),
               "c.json: model.position.bam.inti_beta: unknown key; did you mean model.position.bam.init_beta?");
-    EXPECT_EQ(mistake(with("train", R"({"steps": "many"})")), "c.json: train.steps: \"many\", expected an integer >= 1");
-    EXPECT_EQ(mistake(with("train", R"({"seq_len": 1.5})")), "c.json: train.seq_len: 1.5, expected an integer >= 1 and <= 1073741824");
+    EXPECT_EQ(mistake(with("train", R"({"steps": "many"})")),
+              "c.json: train.steps: \"many\", expected an integer >= 1");
+    EXPECT_EQ(mistake(with("train", R"({"seq_len": 1.5})")),
+              "c.json: train.seq_len: 1.5, expected an integer >= 1 and <= 1073741824");
     EXPECT_EQ(mistake(with("train", R"({"optimizer": {"betas": [0.9, 1]}})")),
               "c.json: train.optimizer.betas[1]: 1, expected a number >= 0 and < 1");
-    EXPECT_EQ(mistake(with("train", R"({"optimizer": {"betas": 0.9}})")), "c.json: train.optimizer.betas: 0.9, expected a list of 2 numbers");
-    EXPECT_EQ(mistake(with("train", R"({"on_nonfinite": "ignore"})")), "c.json: train.on_nonfinite: \"ignore\", expected one of stop, skip");
+    EXPECT_EQ(mistake(with("train", R"({"optimizer": {"betas": 0.9}})")),
+              "c.json: train.optimizer.betas: 0.9, expected a list of 2 numbers");
+    EXPECT_EQ(mistake(with("train", R"({"on_nonfinite": "ignore"})")),
+              "c.json: train.on_nonfinite: \"ignore\", expected one of stop, skip");
     EXPECT_EQ(mistake(with("train", R"({"schedule": []})")), "c.json: train.schedule: [], expected an object {...}");
     EXPECT_EQ(mistake(with("data", R"({"shuffle": 1})")), "c.json: data.shuffle: 1, expected true or false");
     EXPECT_EQ(mistake(with("data", R"({"train": [1]})")), "c.json: data.train: [1], expected a list of strings");
@@ -225,7 +284,8 @@ TEST(Config, MistakesInTheFile) {
     EXPECT_EQ(mistake(with("run", R"({"name": "a/b"})")),
               "c.json: run.name: \"a/b\", expected a directory name without / and not beginning with a dot");
     EXPECT_EQ(mistake(with("run", R"({"name": ""})")), "c.json: run.name: \"\", expected a string that is not empty");
-    EXPECT_EQ(mistake(with("model", R"({"preset": "l13"})")), "c.json: model.preset: \"l13\", expected one of l6 l8 l12 l15 l18 l24 nano");
+    EXPECT_EQ(mistake(with("model", R"({"preset": "l13"})")),
+              "c.json: model.preset: \"l13\", expected one of l6 l8 l12 l15 l18 l24 nano");
     EXPECT_EQ(mistake(with("model", R"({"position": {"bam": {"init_beta": "slope"}}})")),
               "c.json: model.position.bam.init_beta: \"slope\", expected a number, [first, last]");
     EXPECT_EQ(mistake(with("model", R"({"position": {"bam": {"init_alpha": [1]}}})")),
@@ -245,7 +305,8 @@ TEST(Config, MistakesInTheText) {
     EXPECT_EQ(mistake("{} {}").substr(0, 26), "c.json: line 1, column 4: ");
     EXPECT_EQ(mistake(R"({"run": {"seed": 1, "name": "x", "seed": 2}})"), "c.json: run.seed: given twice");
     EXPECT_EQ(mistake(R"({"run": {}, "data": {}, "run": {}})"), "c.json: run: given twice");
-    EXPECT_EQ(mistake("{\"run\": " + std::string(1000000, '[') + std::string(1000000, ']') + "}"), "c.json: nested deeper than 64 levels");
+    EXPECT_EQ(mistake("{\"run\": " + std::string(1000000, '[') + std::string(1000000, ']') + "}"),
+              "c.json: nested deeper than 64 levels");
     EXPECT_NE(mistake(R"({"train": {"grad_clip": 1e999}})").find("c.json"), std::string::npos);
     EXPECT_NE(mistake("{\"run\": {\"name\": \"\xff\"}}").find("not JSON"), std::string::npos);
     try {
@@ -258,11 +319,14 @@ TEST(Config, MistakesInTheText) {
 }
 
 TEST(Config, MistakesInSets) {
-    EXPECT_EQ(mistake(kSmall, {"trian.steps=3"}), "--set trian.steps=3: unknown key trian.steps; did you mean train.steps?");
+    EXPECT_EQ(mistake(kSmall, {"trian.steps=3"}),
+              "--set trian.steps=3: unknown key trian.steps; did you mean train.steps?");
     EXPECT_EQ(mistake(kSmall, {"steps=3"}), "--set steps=3: unknown key steps; did you mean train.steps?");
-    EXPECT_EQ(mistake(kSmall, {"train.lr=3"}), "--set train.lr=3: unknown key train.lr; did you mean train.optimizer.lr?");
+    EXPECT_EQ(mistake(kSmall, {"train.lr=3"}),
+              "--set train.lr=3: unknown key train.lr; did you mean train.optimizer.lr?");
     EXPECT_EQ(mistake(kSmall, {"step=3"}), "--set step=3: unknown key step; did you mean train.steps?");
-    EXPECT_EQ(mistake(kSmall, {"train.steps.x=3"}), "--set train.steps.x=3: unknown key train.steps.x; did you mean train.steps?");
+    EXPECT_EQ(mistake(kSmall, {"train.steps.x=3"}),
+              "--set train.steps.x=3: unknown key train.steps.x; did you mean train.steps?");
     EXPECT_EQ(mistake(kSmall, {"train.steps"}), "--set train.steps: expected key=value, like train.steps=100");
     EXPECT_EQ(mistake(kSmall, {"=3"}), "--set =3: expected key=value, like train.steps=100");
     EXPECT_EQ(mistake(kSmall, {"train.steps=0"}), "--set train.steps=0: 0, expected an integer >= 1");
@@ -293,9 +357,11 @@ TEST(Config, KeysThatMustFit) {
 
 TEST(Config, ModelSectionHasTheGoldensForm) {
     const Config c = load(kSmall, {"model.position.bam.init_beta=[-0.5,1]"}, "bam_ssmax");
-    EXPECT_EQ(to_json(c.model).dump(), R"({"dim":128,"n_layers":4,"n_heads":8,"n_kv_heads":8,"ffn_hidden":256,"vocab_size":257,)"
-              R"("norm_eps":1e-05,"tie_embeddings":false,"position":{"encoding":"bam","ssmax":true,"ssmax_order":"scale_bias",)"
-              R"("bam":{"scope":"layer","train_alpha":true,"train_beta":true,"train_mu":false}}})");
+    EXPECT_EQ(
+        to_json(c.model).dump(),
+        R"({"dim":128,"n_layers":4,"n_heads":8,"n_kv_heads":8,"ffn_hidden":256,"vocab_size":257,)"
+        R"("norm_eps":1e-05,"tie_embeddings":false,"position":{"encoding":"bam","ssmax":true,"ssmax_order":"scale_bias",)"
+        R"("bam":{"scope":"layer","train_alpha":true,"train_beta":true,"train_mu":false}}})");
     for (const std::string& v : variant_names()) {
         const ModelConfig m = load(kSmall, {}, v).model;
         const Json j = to_json(m);

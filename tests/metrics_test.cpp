@@ -29,7 +29,9 @@ TEST(Metrics, NumbersComeBackBitForBit) {
     const std::vector<std::string> lines = test::lines_of(test::read_file(dir.file("m")));
     ASSERT_EQ(lines.size(), values.size());
     for (size_t i = 0; i < lines.size(); i++)
-        EXPECT_EQ(std::bit_cast<uint64_t>(Json::parse(lines[i])["loss"].get<double>()), std::bit_cast<uint64_t>(values[i])) << lines[i];
+        EXPECT_EQ(std::bit_cast<uint64_t>(Json::parse(lines[i])["loss"].get<double>()),
+                  std::bit_cast<uint64_t>(values[i]))
+            << lines[i];
 }
 
 TEST(Metrics, LinesAreJsonWhateverIsInThem) {
@@ -77,9 +79,13 @@ std::string mistake(const std::function<void()>& f) {
 }
 
 TEST(Metrics, WriteErrorsAreNamed) {
-    EXPECT_EQ(mistake([] { MetricsLog log("/no/such/dir/m"); }), "/no/such/dir/m: cannot write: No such file or directory");
+    EXPECT_EQ(mistake([] { MetricsLog log("/no/such/dir/m"); }),
+              "/no/such/dir/m: cannot write: No such file or directory");
     if (::access("/dev/full", W_OK)) GTEST_SKIP() << "no /dev/full";
-    EXPECT_EQ(mistake([] { MetricsLog("/dev/full").log({{"step", 1}}); }), "/dev/full: cannot write: No space left on device");
+    EXPECT_EQ(mistake([] {
+                  MetricsLog("/dev/full").log({{"step", 1}});
+              }),
+              "/dev/full: cannot write: No space left on device");
 }
 
 }  // namespace

@@ -52,11 +52,12 @@ std::string mistake(const std::string& content) {
 TEST(Safetensors, ReadsBytesLaidByHand) {
     test::TempDir dir;
     // An odd header length, so that nothing behind it is aligned.
-    const std::string header = R"({"__metadata__":{"k":"v"},"b":{"dtype":"BF16","shape":[3],"data_offsets":[8,14]},)"
-                               R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},"e":{"dtype":"F32","shape":[0,4],"data_offsets":[14,14]},)"
-                               R"("s":{"dtype":"I64","shape":[],"data_offsets":[14,22]},"i":{"dtype":"I32","shape":[2],"data_offsets":[22,30]} })";
-    const std::string data = bytes_of<float>({1.5f, -2}) + bytes_of<uint16_t>({0x3f80, 0xc000, 0x7fc0}) + bytes_of<int64_t>({-7}) +
-                             bytes_of<int32_t>({3, -4});
+    const std::string header =
+        R"({"__metadata__":{"k":"v"},"b":{"dtype":"BF16","shape":[3],"data_offsets":[8,14]},)"
+        R"("a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},"e":{"dtype":"F32","shape":[0,4],"data_offsets":[14,14]},)"
+        R"("s":{"dtype":"I64","shape":[],"data_offsets":[14,22]},"i":{"dtype":"I32","shape":[2],"data_offsets":[22,30]} })";
+    const std::string data = bytes_of<float>({1.5f, -2}) + bytes_of<uint16_t>({0x3f80, 0xc000, 0x7fc0}) +
+                             bytes_of<int64_t>({-7}) + bytes_of<int32_t>({3, -4});
     ASSERT_EQ(header.size() % 2, 1u);
     test::write_file(dir.file("x"), file_of(header, data));
     const SafetensorsFile f(dir.file("x"));
@@ -87,24 +88,35 @@ TEST(Safetensors, RefusesBadFiles) {
               "tensor t: data_offsets [0, 8], expected ascending ones within 7 bytes");
     EXPECT_EQ(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})", 8),
               "tensor t: data_offsets [8, 0], expected ascending ones within 8 bytes");
-    EXPECT_EQ(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 9), "9 bytes of data, expected 8 for its tensors");
+    EXPECT_EQ(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 9),
+              "9 bytes of data, expected 8 for its tensors");
     EXPECT_EQ(one(R"({"dtype":"F32","shape":[2],"data_offsets":[1,9]})", 9),
               "tensor t: begins at byte 1 of the data, expected 0: a gap");
-    EXPECT_EQ(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})", 8), "tensor t: 8 bytes, expected F32 of shape [3]");
+    EXPECT_EQ(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})", 8),
+              "tensor t: 8 bytes, expected F32 of shape [3]");
     EXPECT_EQ(one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]})", 8),
               "tensor t: 8 bytes, expected F32 of shape [4294967296, 4294967296]");
-    EXPECT_EQ(one(R"({"dtype":"F33","shape":[2],"data_offsets":[0,8]})", 8), "tensor t: dtype is \"F33\", expected one like F32 or BF16");
-    EXPECT_EQ(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})", 8), "tensor t: shape is [-2], expected a list of integers >= 0");
-    EXPECT_EQ(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})", 8), "tensor t: shape is [2.0], expected a list of integers >= 0");
-    EXPECT_EQ(one(R"({"dtype":"F32","shape":2,"data_offsets":[0,8]})", 8), "tensor t: shape is 2, expected a list of integers >= 0");
+    EXPECT_EQ(one(R"({"dtype":"F33","shape":[2],"data_offsets":[0,8]})", 8),
+              "tensor t: dtype is \"F33\", expected one like F32 or BF16");
+    EXPECT_EQ(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})", 8),
+              "tensor t: shape is [-2], expected a list of integers >= 0");
+    EXPECT_EQ(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})", 8),
+              "tensor t: shape is [2.0], expected a list of integers >= 0");
+    EXPECT_EQ(one(R"({"dtype":"F32","shape":2,"data_offsets":[0,8]})", 8),
+              "tensor t: shape is 2, expected a list of integers >= 0");
     EXPECT_EQ(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0]})", 8), "tensor t: 1 data_offsets, expected 2");
     EXPECT_EQ(one(R"({"dtype":"F32","shape":[2]})", 8), "tensor t: data_offsets is missing");
     EXPECT_EQ(one("7", 8), "tensor t: dtype is missing");
-    EXPECT_EQ(mistake(file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
-                              "1234567")),
-              "tensor b: begins at byte 3 of the data, expected 4: it overlaps another");
-    EXPECT_EQ(mistake(file_of(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", "")),
-              "header: a: given twice");
+    EXPECT_EQ(
+        mistake(file_of(
+            R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+            "1234567")),
+        "tensor b: begins at byte 3 of the data, expected 4: it overlaps another");
+    EXPECT_EQ(
+        mistake(file_of(
+            R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+            "")),
+        "header: a: given twice");
     EXPECT_EQ(mistake(file_of(R"({"__metadata__":{"a":1}})", "")), "__metadata__: a: expected a string");
     EXPECT_EQ(mistake(file_of("[]", "")), "header: expected a JSON object");
     EXPECT_EQ(mistake(file_of("nonsense", "")).substr(0, 36), "header: line 1, column 2: not JSON: ");
@@ -112,7 +124,8 @@ TEST(Safetensors, RefusesBadFiles) {
     EXPECT_EQ(mistake("1234567"), "7 bytes, expected a safetensors file");
     EXPECT_EQ(mistake(std::string(8, '\xff')),
               "header of 18446744073709551615 bytes, expected at most 0: truncated, or not a safetensors file");
-    EXPECT_EQ(mistake(file_of("{}", "").substr(0, 9)), "header of 2 bytes, expected at most 1: truncated, or not a safetensors file");
+    EXPECT_EQ(mistake(file_of("{}", "").substr(0, 9)),
+              "header of 2 bytes, expected at most 1: truncated, or not a safetensors file");
     EXPECT_THROW(SafetensorsFile("/no/such/file"), Error);
     EXPECT_THROW(SafetensorsFile("."), Error);
     EXPECT_THROW(SafetensorsFile("/dev/null"), Error);
@@ -123,7 +136,8 @@ TEST(Safetensors, WritesWhatTheFormatSays) {
     const std::string path = dir.file("w.safetensors");
     const std::vector<float> a = {1, 2, 3, 4, 5, 6};
     const std::vector<uint16_t> b = {7};
-    const uint64_t hash = write_safetensors(path, {{"z", "F32", {2, 3}, a.data()}, {"b\"\n", "BF16", {1}, b.data()}}, {{"k", "v"}});
+    const uint64_t hash =
+        write_safetensors(path, {{"z", "F32", {2, 3}, a.data()}, {"b\"\n", "BF16", {1}, b.data()}}, {{"k", "v"}});
     const std::string content = test::read_file(path);
     uint64_t n = 0;
     std::memcpy(&n, content.data(), 8);
@@ -145,8 +159,9 @@ TEST(Safetensors, WritesWhatTheFormatSays) {
 TEST(Safetensors, DamagedHeadersNeverCrash) {
     test::TempDir dir;
     const std::string path = dir.file("f");
-    const std::string good = file_of(R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"I64","shape":[],"data_offsets":[8,16]}})",
-                                     std::string(16, '\1'));
+    const std::string good = file_of(
+        R"({"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"b":{"dtype":"I64","shape":[],"data_offsets":[8,16]}})",
+        std::string(16, '\1'));
     int refused = 0;
     const auto open = [&](const std::string& content) {
         std::filesystem::remove(path);  // ext4 syncs a file that is truncated and written again
@@ -170,7 +185,8 @@ TEST(Safetensors, DamagedHeadersNeverCrash) {
         }
     for (uint64_t k = 0; k < 500; k++) {
         std::string bad = good;
-        for (uint64_t j = 0; j < 3; j++) bad[random_below(1, k, 2 * j, bad.size())] = char(random_bits(1, k, 2 * j + 1));
+        for (uint64_t j = 0; j < 3; j++)
+            bad[random_below(1, k, 2 * j, bad.size())] = char(random_bits(1, k, 2 * j + 1));
         open(bad);
         tries++;
     }
@@ -203,7 +219,8 @@ TEST(Safetensors, FileSizeLimitLeavesNoPartialFile) {
         try {
             write_safetensors(path, {{"x", "F32", {1 << 20}, x.data()}});
         } catch (const Error& e) {
-            const bool right = e.code == kExitFailure && std::string(e.what()) == path + ": cannot write: File too large";
+            const bool right =
+                e.code == kExitFailure && std::string(e.what()) == path + ": cannot write: File too large";
             ::_exit(right ? 7 : 8);
         }
         ::_exit(9);
