@@ -82,6 +82,14 @@ test: deps ## install what is missing, build, and run all tests
 check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
 	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
 
+data/text/dataset.json: | all
+	$(Q)scripts/get_corpus.sh data/text
+
+train-text: deps ## train the nano model on real English text, about five minutes, and sample from it
+	$(Q)$(MAKE) -j$(shell nproc) --no-print-directory all data/text/dataset.json
+	$(Q)build/bam train configs/text-nano.json
+	$(Q)build/bam generate runs/text-nano --prompt "The " -n 400 --temperature 0.8 --seed 1
+
 compile_commands.json: Makefile ## database for clangd
 	@{ echo '['; n=; for f in $(sources) $(wildcard tests/*.cpp); do printf '%s{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) -c %s"}\n' "$$n" "$(CURDIR)" "$$f" "$$f"; n=,; done; \
 	for f in $(isa_sources); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) $(isa.$(lastword $(isas))) -DBAM_ISA=$(lastword $(isas)) -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; echo ']'; } > $@
@@ -102,4 +110,4 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z_.]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
 	@echo '  variables: MODE=$(MODE) CUDA=$(CUDA) PREFIX=$(PREFIX) VERBOSE=$(VERBOSE) CXX=$(CXX)'
 
-.PHONY: all deps test check install uninstall format clean help
+.PHONY: all deps test check train-text install uninstall format clean help
