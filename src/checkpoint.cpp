@@ -183,7 +183,7 @@ CheckpointInfo newest(const std::string& run_dir, const std::vector<std::string>
     for (auto c = all.rbegin(); c != all.rend(); ++c) {
         const std::string wrong = check_state(c->path, names);
         if (wrong.empty()) return *c;
-        if (skipped) skipped("skipped " + c->path + ": " + wrong);
+        if (skipped) skipped("skipped a checkpoint: " + wrong);
     }
     return {"", -1};
 }

@@ -251,8 +251,7 @@ TEST(Model, NotAModelIsExplained) {
                                     ": neither config.json nor checkpoints/ in it, "
                                     "expected a model directory, a checkpoint or a run directory");
     fs::create_directories(dir.file("checkpoints/step_00000001"));
-    EXPECT_EQ(find(dir.path()), dir.path() + ": no good checkpoint in it; skipped " +
-                                    dir.file("checkpoints/step_00000001: ") +
+    EXPECT_EQ(find(dir.path()), dir.path() + ": no good checkpoint in it; skipped a checkpoint: " +
                                     dir.file("checkpoints/step_00000001/state.json: No such file or directory"));
 }
 
