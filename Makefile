@@ -28,11 +28,12 @@ libs  := -ldnnl -lxxhash
 
 # Kernels in src/cpu/isa are compiled once for each instruction set and chosen at run time.
 machine := $(shell uname -m)
-isas    := base $(if $(filter x86_64,$(machine)),avx2 avx512 amx)
+isas    := base $(if $(filter x86_64,$(machine)),avx2 avx512 avx512bf16 amx)
 isa.base   :=
 isa.avx2   := -mavx2 -mfma -mf16c -mbmi2
 isa.avx512 := $(isa.avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512
-isa.amx    := $(isa.avx512) -mavx512bf16 -mamx-tile -mamx-bf16
+isa.avx512bf16 := $(isa.avx512) -mavx512bf16
+isa.amx    := $(isa.avx512bf16) -mamx-tile -mamx-bf16
 
 sources := $(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp)
 isa_sources := $(wildcard src/cpu/isa/*.cpp)

@@ -19,7 +19,7 @@ namespace base { extern const Kernels kernels; }
 #if defined(__x86_64__)
 namespace avx2 { extern const Kernels kernels; }
 namespace avx512 { extern const Kernels kernels; }
-namespace avx512bf16 { extern const Kernels kernels __attribute__((weak)); }  // absent if the Makefile leaves it out
+namespace avx512bf16 { extern const Kernels kernels; }
 namespace amx { extern const Kernels kernels; }
 #endif
 
@@ -63,7 +63,7 @@ bool machine_has(Isa isa) {
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (isa == Isa::avx2) return avx2;
     if (isa == Isa::avx512) return avx512;
-    if (isa == Isa::avx512bf16) return avx512 && has_avx512bf16() && &avx512bf16::kernels;
+    if (isa == Isa::avx512bf16) return avx512 && has_avx512bf16();
     return avx512 && has_avx512bf16() && has_amx();
 #else
     return false;
