@@ -78,14 +78,16 @@ BAM_INLINE Vec masked(Vec x, Int key, const Lanes& l, int i) {
     return (d >= 0) & (d <= span) ? x : splat(-kInfinity);
 }
 
+template <typename Elem>
+constexpr int kDegree = sizeof(Elem) == 2 ? 4 : 5;  // of exp2's polynomial
+
 // Stores p where the next products want it: as B (keys, queries) and, backward, also as A (keys, queries).
 BAM_INLINE void put_b(float* b, int row, int i, Vec v0, Vec v1) {
     store(b + row * kTile + i, v0);
     store(b + (row + 1) * kTile + i, v1);
 }
 BAM_INLINE void put_b(uint16_t* b, int row, int i, Vec v0, Vec v1) {
-    const UInt u = __builtin_convertvector(narrow(v0), UInt) | __builtin_convertvector(narrow(v1), UInt) << 16;
-    store(reinterpret_cast<float*>(b) + row / 2 * kTile + i, (Vec)u);
+    store(reinterpret_cast<float*>(b) + row / 2 * kTile + i, (Vec)narrow_pair(v0, v1));
 }
 
 // One step of the running softmax: s (M, 64) scores -> p as B (M, 64); lanes' max and sum follow. Returns whether a maximum
@@ -109,17 +111,16 @@ bool softmax_tile(Elem* p, float* s, float* shrink, Lanes& l, int M, int N, cons
         for (int j = 0; j < M; j += 2) {
             Vec v[2];
             for (int u = 0; u < 2; ++u) {
-                v[u] = exp2_nonpositive(load(s + (j + u) * kTile + i) - max);
+                v[u] = exp2_nonpositive<kDegree<Elem>>(load(s + (j + u) * kTile + i) - max);
                 sums[u] += v[u];
             }
             put_b(p, j, i, v[0], v[1]);
         }
-        const Vec factor = exp2_nonpositive(old - max);
+        const Vec factor = exp2_nonpositive<kDegree<Elem>>(old - max);
         store(shrink + i, factor);
         store(l.max + i, max);
         store(l.sum + i, load(l.sum + i) * factor + (sums[0] + sums[1]));
-        const Int changed = factor != 1.0f;
-        for (int j = 0; j < W; ++j) moved |= changed[j] != 0;
+        moved |= any(factor != 1.0f);
     }
     return moved;
 }
@@ -147,6 +148,7 @@ const T* heads_row(const void* base, int64_t batch_stride, int64_t token_stride,
 
 // window[x] = table[d] for d = first + x, 0 outside the table.
 inline void fill_window(float* window, const float* table, int64_t distances, int64_t first, int n) {
+    if (first >= 0 && first + n <= distances) return copy(window, table + first, n);
     int x = 0;
     for (; x < n && first + x < 0; ++x) window[x] = 0;
     const int64_t end = distances - first < n ? distances - first : n;
@@ -349,7 +351,7 @@ void gradient_tile(const GradientTile<Elem>& t, Lanes& l, int M, int N, const fl
                 if constexpr (kBias) x += load(window + M - 1 - row + i) * bias_scale;
                 x -= max;
                 if constexpr (kGeneral) x = masked(x - log2_sum, splat(int32_t(first_key + row)), l, i);
-                Vec p = exp2_nonpositive(x);
+                Vec p = exp2_nonpositive<kDegree<Elem>>(x);
                 if constexpr (kGeneral) p = (span == 0) & (x != -kInfinity) ? splat(1.0f) : p;
                 Vec g = p * (load(t.g + row * kTile + i) - delta);
                 if constexpr (kGeneral) g = span == 0 ? Vec{} : g;

@@ -55,10 +55,14 @@ BAM_INLINE void gemm_tile(float* c, int ldc, const typename Op::Elem* a, int lda
         for (int j = 0; j < V; ++j) store(c + i * ldc + j * W, acc[i][j]);
 }
 
+// All rows of V vectors of columns: R at a time, then 4, then 2.
 template <typename Op, int R, int V>
 void gemm_columns(float* c, int ldc, const typename Op::Elem* a, int lda, const float* b, int ldb, int M, int k,
                   bool accumulate) {
-    for (int i = 0; i < M; i += R) gemm_tile<Op, R, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    int i = 0;
+    for (; M - i >= R; i += R) gemm_tile<Op, R, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    for (; M - i >= 4; i += 4) gemm_tile<Op, 4, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
+    for (; i < M; i += 2) gemm_tile<Op, 2, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
 }
 
 // ldb counts 32-bit units.
@@ -68,10 +72,10 @@ void gemm(float* c, int ldc, const typename Op::Elem* a, int lda, const void* b_
     const float* b = static_cast<const float*>(b_data);
     int n = 0;
     if constexpr (kMaxColumns == 4) {
-        for (; N - n >= 4 * W; n += 4 * W) gemm_columns<Op, 4, 4>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
+        for (; N - n >= 4 * W; n += 4 * W) gemm_columns<Op, 6, 4>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
         for (; N - n >= 3 * W; n += 3 * W) gemm_columns<Op, 8, 3>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
-        for (; N - n >= 2 * W; n += 2 * W) gemm_columns<Op, 8, 2>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
-        for (; n < N; n += W) gemm_columns<Op, 8, 1>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
+        for (; N - n >= 2 * W; n += 2 * W) gemm_columns<Op, 12, 2>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
+        for (; n < N; n += W) gemm_columns<Op, 16, 1>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
     } else {
         for (; N - n >= 2 * W; n += 2 * W) gemm_columns<Op, 4, 2>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
         for (; n < N; n += W) gemm_columns<Op, 8, 1>(c + n, ldc, a, lda, b + n, ldb, M, k, accumulate);
@@ -114,16 +118,31 @@ inline void transpose32(void* y_data, int y_stride, const void* x_data, int x_st
         }
 }
 
+// For short runs, where a call of memcpy would cost more than the copying.
+template <typename T>
+BAM_INLINE void copy(T* y, const T* x, int n) {
+    constexpr int kWhole = int(sizeof(Vec) / sizeof(T)), kSome = 16 / int(sizeof(T));
+    int i = 0;
+    for (; i + kWhole <= n; i += kWhole) __builtin_memcpy(y + i, x + i, sizeof(Vec));
+    for (; i + kSome <= n; i += kSome) __builtin_memcpy(y + i, x + i, 16);
+    for (; i < n; ++i) y[i] = x[i];
+}
+
 // Rows [0, n) of x (stride apart, D wide) as Elem, zero up to (rows, width).
 template <typename Elem, typename T>
 void copy_rows(Elem* y, int width, const T* x, int64_t stride, int n, int rows, int D) {
+    constexpr int kAhead = 8;
     for (int r = 0; r < n; ++r, y += width, x += stride) {
+        // Rows lie kilobytes apart, where the hardware does not prefetch.
+        if (r + kAhead < n)
+            for (int i = 0; i < D * int(sizeof(T)); i += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(x + kAhead * stride) + i);
         if constexpr (sizeof(T) == sizeof(Elem)) {
-            __builtin_memcpy(y, x, D * sizeof(T));
+            copy(y, x, D);
         } else {
             each(D, [&](int64_t i, auto tag) { store(y + i, load(x + i, tag), tag); });
         }
-        __builtin_memset(y + D, 0, (width - D) * sizeof(Elem));
+        for (int i = D; i < width; ++i) y[i] = 0;
     }
     if (rows > n) __builtin_memset(y, 0, int64_t(rows - n) * width * sizeof(Elem));
 }
@@ -135,8 +154,7 @@ inline void interleave_rows(uint16_t* y, const uint16_t* x, int width, int rows)
             Half a, b;
             __builtin_memcpy(&a, x + c, sizeof a);
             __builtin_memcpy(&b, x + width + c, sizeof b);
-            store(reinterpret_cast<float*>(y + 2 * c),
-                  (Vec)(__builtin_convertvector(a, UInt) | __builtin_convertvector(b, UInt) << 16));
+            store(reinterpret_cast<float*>(y + 2 * c), (Vec)interleave(a, b));
         }
 }
 

@@ -48,7 +48,15 @@ BAM_INLINE Vec load(const float* p, Whole = {}) {
 }
 BAM_INLINE void store(float* p, Vec v, Whole = {}) { __builtin_memcpy(p, &v, sizeof v); }
 
-BAM_INLINE Vec widen(Half h) { return (Vec)(__builtin_convertvector(h, UInt) << 16); }
+BAM_INLINE Vec widen(Half h) {
+#if defined(__AVX512F__)
+    return (Vec)((UInt)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h) << 16);
+#elif defined(__AVX2__)
+    return (Vec)((UInt)_mm256_cvtepu16_epi32((__m128i)h) << 16);
+#else
+    return (Vec)(__builtin_convertvector(h, UInt) << 16);
+#endif
+}
 
 // Round to nearest even; a NaN stays one.
 BAM_INLINE Half narrow(Vec v) {
@@ -59,6 +67,19 @@ BAM_INLINE Half narrow(Vec v) {
     const UInt rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const UInt quiet = (u >> 16) | 0x40u;
     return __builtin_convertvector(v != v ? quiet : rounded, Half);
+#endif
+}
+
+// Two rows of bf16 interleaved: lane i holds a[i] below b[i].
+BAM_INLINE UInt interleave(Half a, Half b) { return (UInt)widen(a) >> 16 | (UInt)widen(b); }
+
+BAM_INLINE UInt narrow_pair(Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+    const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    const auto order = (__m512i)(UInt{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001u + 0x100000u);
+    return (UInt)_mm512_permutexvar_epi16(order, both);
+#else
+    return interleave(narrow(a), narrow(b));
 #endif
 }
 
@@ -105,6 +126,19 @@ BAM_INLINE Vec vmax(Vec a, Vec b) {
     return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+// Whether any lane of a comparison holds.
+BAM_INLINE bool any(Int v) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)v) != 0;
+#else
+    int32_t x = 0;
+    for (int i = 0; i < W; ++i) x |= v[i];
+    return x != 0;
 #endif
 }
 
@@ -156,25 +190,39 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
-// 2^f for f in [-1/2, 1/2], relative error 2e-9, times 2^n given as n in the low bits of `bits`.
+// 2^f for f in [-1/2, 1/2] times 2^n, n in the low bits of `bits`: minimax polynomials that give 2^0 = 1, with relative
+// error 3e-6 (degree 4: enough for what becomes bf16), 1e-7 (5) or 2e-8 (6).
+template <int kDegree>
 BAM_INLINE Vec exp2_reduced(Vec f, Int bits) {
-    Vec p = splat(1.5353361e-4f);
-    p = p * f + 1.3398874e-3f;
-    p = p * f + 9.6184373e-3f;
-    p = p * f + 5.5503324e-2f;
-    p = p * f + 2.4022650e-1f;
-    p = p * f + 6.9314720e-1f;
+    Vec p;
+    if constexpr (kDegree == 4) {
+        p = 9.58285388e-3f * f + 5.59064299e-2f;
+        p = p * f + 2.40240991e-1f;
+        p = p * f + 6.93124175e-1f;
+    } else if constexpr (kDegree == 5) {
+        p = 1.32647273e-3f * f + 9.67151299e-3f;
+        p = p * f + 5.55073358e-2f;
+        p = p * f + 2.40222424e-1f;
+        p = p * f + 6.93147004e-1f;
+    } else {
+        p = 1.53533605e-4f * f + 1.3398875e-3f;
+        p = p * f + 9.61843692e-3f;
+        p = p * f + 5.55033237e-2f;
+        p = p * f + 2.40226477e-1f;
+        p = p * f + 6.93147182e-1f;
+    }
     p = p * f + 1.0f;
     return (Vec)((UInt)p + ((UInt)bits << 23));
 }
 
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to an integer held in the low bits
 
-// 2^x for x <= 0 (a little above is fine): below 2^-126 exactly 0, NaN stays NaN. 1.2 ulp.
+// 2^x for x <= 0 (a little above is fine): below 2^-126 exactly 0, NaN stays NaN.
+template <int kDegree = 6>
 BAM_INLINE Vec exp2_nonpositive(Vec x) {
-    const Vec y = x < -126.0f ? splat(-126.0f) : x;
+    const Vec y = vmax(splat(-126.0f), x);
     const Vec r = y + kRound;
-    const Vec p = exp2_reduced(y - (r - kRound), (Int)r);
+    const Vec p = exp2_reduced<kDegree>(y - (r - kRound), (Int)r);
     return x < -126.0f ? Vec{} : p;
 }
 
@@ -188,7 +236,7 @@ BAM_INLINE Vec vexp(Vec x) {
     const Vec f = (y - n * 0.693359375f) + n * 2.12194440e-4f;
     // 2^128 does not fit: multiply in two steps.
     const Int half = (Int)r - (Int)splat(kRound);
-    const Vec p = exp2_reduced(f * kLog2e, half + (half > 127));
+    const Vec p = exp2_reduced<6>(f * kLog2e, half + (half > 127));
     const Vec q = half > 127 ? p + p : p;
     const Vec t = x <= 88.72283f ? q : x * kInfinity;
     return x < -87.33654f ? Vec{} : t;
