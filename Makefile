@@ -4,7 +4,8 @@ MAKEFLAGS += -r
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda))
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 MODE      ?= release#   release | debug | asan | tsan
-CUDA      ?= off#       off
+CUDA      ?= off#       on (nvcc) | emu (kernels run on the CPU) | off
+ARCH      ?= 80 90#     of CUDA=on: sm_80 sm_90; PTX of the last serves newer GPUs
 PREFIX    ?= /usr/local
 VERBOSE   ?=
 CXXFLAGS  ?=
@@ -15,16 +16,37 @@ mode.debug   := -O0 -g3
 mode.asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 mode.tsan    := -O1 -g1 -fsanitize=thread
 $(if $(mode.$(MODE)),,$(error MODE=$(MODE) is not one of release debug asan tsan))
-$(if $(filter off,$(CUDA)),,$(error CUDA=$(CUDA) is not one of off))
+$(if $(filter on emu off,$(CUDA)),,$(error CUDA=$(CUDA) is not one of on emu off))
+cuda_header := $(CUDA_HOME)/include/cuda_runtime_api.h
+ifneq ($(CUDA),off)
+$(if $(wildcard $(cuda_header)),,$(error CUDA=$(CUDA) needs the CUDA headers, but $(cuda_header) is missing: install the toolkit or set CUDA_HOME))
+endif
+ifeq ($(CUDA),on)
+$(if $(NVCC),,$(error CUDA=on needs nvcc, but there is none in PATH or $(CUDA_HOME)/bin: install the toolkit, set NVCC, or use CUDA=off))
+endif
 
 # A directory for each variant: a flag change can never mix objects.
 B := build/$(MODE)-$(CUDA)
 # gcc's TSan does not understand libgomp's barriers, so that build is single-threaded.
 openmp := $(if $(filter tsan,$(MODE)),,-fopenmp)
 # gcc 12 reports std::string = "literal" under -Wrestrict (PR 105651): off.
-flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict -Isrc -I. $(mode.$(MODE)) $(openmp) \
-         -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' $(CXXFLAGS)
+plain_flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict -Isrc -I. $(mode.$(MODE)) $(openmp) $(CXXFLAGS)
+flags := $(plain_flags) $(if $(filter emu,$(CUDA)),-DBAM_CUDA_EMULATED) -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"'
 libs  := -ldnnl -lxxhash
+
+# The same .cu files go through nvcc, or through g++ with the emulation in place of the CUDA libraries (cuda/emulate.h).
+nvflags := -std=c++20 -O3 -lineinfo -Isrc -I. $(foreach a,$(ARCH),-gencode arch=compute_$a,code=sm_$a) \
+           -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -Werror all-warnings -Xcompiler -Wall,-Wextra \
+           -DBAM_CUDA_ARCH='"$(foreach a,$(ARCH),sm_$a) and newer"'
+emuflags := $(flags) -isystem $(CUDA_HOME)/include
+# TSan watches kernels, not the emulation's own hand-overs between lanes.
+emulation_flags := $(if $(filter tsan,$(MODE)),$(filter-out -fsanitize=thread,$(emuflags)) -DEMU_TSAN,$(emuflags))
+cuda_sources.on  := $(wildcard cuda/*.cu)
+cuda_sources.emu := $(wildcard cuda/*.cu cuda/emulate/*.cpp)
+cuda_objs := $(addsuffix .o,$(addprefix $(B)/,$(cuda_sources.$(CUDA))))
+cuda_libs.on  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lpthread
+cuda_libs.emu := -lboost_context
+libs += $(cuda_libs.$(CUDA))
 
 # Kernels in src/cpu/isa are compiled once for each instruction set and chosen at run time.
 machine := $(shell uname -m)
@@ -35,12 +57,15 @@ isa.avx512 := $(isa.avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-ve
 isa.avx512bf16 := $(isa.avx512) -mavx512bf16
 isa.amx    := $(isa.avx512bf16) -mamx-tile -mamx-bf16
 
-sources := $(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp)
+sources := $(filter-out $(if $(filter off,$(CUDA)),,src/cuda_none.cpp),$(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp))
 isa_sources := $(wildcard src/cpu/isa/*.cpp)
 isa_objs := $(foreach i,$(isas),$(isa_sources:%.cpp=$(B)/%.$i.o))
-objs  := $(sources:%.cpp=$(B)/%.o) $(isa_objs)
+objs  := $(sources:%.cpp=$(B)/%.o) $(isa_objs) $(cuda_objs)
 core  := $(filter-out $(B)/src/main.o,$(objs))
-tests := $(patsubst %.cpp,$(B)/%.o,$(wildcard tests/*.cpp))
+# tests/cuda_*.cpp hold kernels or expect the emulation.
+cuda_tests := $(wildcard tests/cuda_*.cpp)
+test_sources := $(filter-out $(cuda_tests),$(wildcard tests/*.cpp)) $(if $(filter emu,$(CUDA)),$(cuda_tests))
+tests := $(test_sources:%.cpp=$(B)/%.o)
 
 Q := $(if $(VERBOSE),,@)
 say = $(if $(VERBOSE),,@printf '  %-8s %s\n' '$(1)' '$(2)')
@@ -63,6 +88,18 @@ $(B)/%.o: %.cpp
 	$(Q)mkdir -p $(@D)
 	$(call say,c++,$<)
 	$(Q)$(CXX) $(flags) -MMD -MP -c $< -o $@
+
+$(B)/%.cu.o: %.cu
+	$(Q)mkdir -p $(@D)
+	$(call say,$(if $(filter on,$(CUDA)),nvcc,emulate),$<)
+	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(emuflags) -x c++) -MMD -MP -c $< -o $@
+
+$(B)/cuda/emulate/%.cpp.o: cuda/emulate/%.cpp
+	$(Q)mkdir -p $(@D)
+	$(call say,c++,$<)
+	$(Q)$(CXX) $(emulation_flags) -MMD -MP -c $< -o $@
+
+$(if $(filter emu,$(CUDA)),$(tests)): flags := $(emuflags)
 
 define isa_rule
 $(B)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp
@@ -92,8 +129,9 @@ train-text: deps ## train the nano model on real English text, about five minute
 	$(Q)build/bam generate runs/text-nano --prompt "The " -n 400 --temperature 0.8 --seed 1
 
 compile_commands.json: Makefile ## database for clangd
-	@{ echo '['; n=; for f in $(sources) $(wildcard tests/*.cpp); do printf '%s{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) -c %s"}\n' "$$n" "$(CURDIR)" "$$f" "$$f"; n=,; done; \
-	for f in $(isa_sources); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(subst ",\\",$(flags)) $(isa.$(lastword $(isas))) -DBAM_ISA=$(lastword $(isas)) -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; echo ']'; } > $@
+	@{ echo '['; n=; for f in $(sources) $(wildcard tests/*.cpp); do printf '%s{"directory":"%s","file":"%s","command":"$(CXX) $(plain_flags) $(if $(CUDA_HOME),-isystem $(CUDA_HOME)/include) -c %s"}\n' "$$n" "$(CURDIR)" "$$f" "$$f"; n=,; done; \
+	for f in $(isa_sources); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(plain_flags) $(isa.$(lastword $(isas))) -DBAM_ISA=$(lastword $(isas)) -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; \
+	for f in $(cuda_sources.emu); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(plain_flags) -isystem $(CUDA_HOME)/include -x c++ -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; echo ']'; } > $@
 
 install: all ## copy bam under PREFIX (DESTDIR is honoured)
 	install -D -m 755 $(B)/bam $(DESTDIR)$(PREFIX)/bin/bam
@@ -102,7 +140,7 @@ uninstall: ## remove what install copied
 	rm -f $(DESTDIR)$(PREFIX)/bin/bam
 
 format: ## clang-format all sources in place
-	clang-format -i src/*.h src/*.cpp src/*/*.h src/*/*.cpp src/cpu/isa/* tests/*.h tests/*.cpp
+	clang-format -i src/*.h src/*.cpp src/*/*.h src/*/*.cpp src/cpu/isa/* cuda/*.h cuda/*.cu cuda/emulate/* tests/*.h tests/*.cpp
 
 clean: ## remove build/
 	rm -rf build compile_commands.json
