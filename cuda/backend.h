@@ -1,0 +1,86 @@
+// The CUDA backend: kernels of our own and cuBLASLt on one stream. The same sources are emulated on the CPU (emulate.h).
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/backend.h"
+#include "cuda/matmul.h"
+#include "cuda/memory.h"
+
+namespace bam {
+
+class CudaBackend : public Backend {
+public:
+    explicit CudaBackend(int device);
+    ~CudaBackend() override;
+
+    std::string name() const override { return "cuda"; }
+    std::map<std::string, std::string> describe() const override;
+    bool fast_bf16() const override { return true; }
+    bool host_memory() const override { return false; }
+    int64_t total_memory() const override { return int64_t(properties_.totalGlobalMem); }
+    void* allocate(int64_t bytes) override;
+    void release(void* p) override;
+    void upload(Tensor dst, const void* src) override;
+    void download(void* dst, Tensor src) override;
+    void copy(Tensor dst, Tensor src) override;
+    void zero(Tensor x) override;
+    void synchronize() override;
+
+    WeightId bind_weight(Tensor master, DType compute) override;
+    void refresh_weights() override;
+    int64_t weight_bytes(int64_t out, int64_t in, DType compute) const override;
+    void matmul_forward(Tensor y, Tensor x, WeightId w) override;
+    void matmul_backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, WeightId w) override;
+
+    void embedding_forward(Tensor x, Tensor table, Tensor ids, Tensor added, Tensor positions) override;
+    void embedding_backward(Tensor dtable, Tensor dx, Tensor ids) override;
+    void norm_forward(Tensor y, Tensor rstd, Tensor x_out, Tensor x_in, Tensor delta, Tensor w, float eps) override;
+    void norm_backward(Tensor dx, Tensor dx_low, Tensor dw, Tensor dy, Tensor x, Tensor rstd, Tensor w) override;
+    void rope_forward(Tensor qkv, Tensor table, Tensor positions, int heads, RopeLayout layout) override;
+    void rope_backward(Tensor dqkv, Tensor table, Tensor positions, int heads, RopeLayout layout) override;
+    void cache_append(HeadsView k_cache, HeadsView v_cache, Tensor qkv, Tensor offset, int H, int K, int D) override;
+    void prior_tables(Tensor bias, const Tensor dbias[kMaxThetas], Encoding e, const Tensor theta[kMaxThetas]) override;
+    void attention_forward(Tensor out, Tensor lse, HeadsView q, HeadsView k, HeadsView v, const Attention& a) override;
+    void attention_backward(const AttentionBackward& g, const Attention& a) override;
+    void swiglu_forward(Tensor y, Tensor gate_up) override;
+    void swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) override;
+    void cross_entropy(Tensor losses, Tensor dlogits, Tensor logits, Tensor targets, float scale) override;
+    double global_norm(Tensor g) override;
+    void update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vector<UpdateGroup>& groups, const UpdateStep& s) override;
+
+    double measure_gemm(DType compute) override;
+    void profile(bool on) override;
+    std::map<std::string, double> profile_seconds() override;
+
+private:
+    // Records the device's time in an op while it lives, when profiling.
+    class Timed {
+    public:
+        Timed(CudaBackend& b, const char* op);
+        ~Timed();
+
+    private:
+        CudaBackend& b_;
+        bool on_;
+    };
+    struct Span {
+        const char* op;
+        Event begin, end;
+    };
+    void rotate(Tensor qkv, Tensor table, Tensor positions, int heads, RopeLayout layout, float direction);
+    void collect_spans();
+
+    int device_;
+    cudaDeviceProp properties_{};
+    Stream stream_;
+    UploadRing uploads_;
+    CudaMatmul matmul_;
+    DeviceBuffer scratch_;  // of the op that runs
+    bool profiling_ = false;
+    std::vector<Span> spans_;
+    std::map<std::string, double> seconds_;
+};
+
+}  // namespace bam

@@ -1,0 +1,45 @@
+#include "subjects.h"
+
+#include "check.h"
+#include "cpu/backend.h"
+#include "through_device.h"
+
+#ifdef BAM_CUDA_EMULATED
+#include "cuda/emulate.h"
+#endif
+
+namespace bam::test {
+
+static std::vector<Subject> cuda_subjects() {
+    const auto through = [] { return std::make_unique<ThroughDevice>(make_cuda_backend(0)); };
+#ifdef BAM_CUDA_EMULATED
+    const auto ordered = [=](emu::Order order, emu::Async async, emu::Streams streams) {
+        return [=] {
+            emu::options().schedule = order;
+            emu::options().async = async;
+            emu::options().streams = streams;
+            return through();
+        };
+    };
+    return {{"cuda_forward", ordered(emu::Order::forward, emu::Async::early, emu::Streams::lazy)},
+            {"cuda_reverse", ordered(emu::Order::reverse, emu::Async::late, emu::Streams::eager)},
+            {"cuda_random", ordered(emu::Order::random, emu::Async::late, emu::Streams::random)}};
+#else
+    try {
+        make_cuda_backend(0);
+        return {{"cuda", through}};
+    } catch (const Error&) {
+        return {};
+    }
+#endif
+}
+
+std::vector<Subject> subjects() {
+    std::vector<Subject> all;
+    for (Isa i : {Isa::base, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx})
+        if (machine_has(i)) all.push_back({name_of(i), [i] { return std::make_unique<CpuBackend>(2, i); }});
+    for (Subject& s : cuda_subjects()) all.push_back(std::move(s));
+    return all;
+}
+
+}  // namespace bam::test
