@@ -128,6 +128,25 @@ train-text: deps ## train the nano model on real English text, about five minute
 	$(Q)build/bam train configs/text-nano.json
 	$(Q)build/bam generate runs/text-nano --prompt "The " -n 400 --temperature 0.8 --seed 1
 
+data/demo/dataset.json: | all
+	$(Q)build/bam make-corpus --out data/demo --seq-len 128 --tokens 16000000
+
+# Both starts of BAM: the spread one of configs/demo.json and the paper's.
+both_starts := --extra "bam_ssmax_paper: bam_ssmax model.position.bam.init_alpha=0 model.position.bam.init_beta=0" \
+               --extra "bam_paper: bam model.position.bam.init_alpha=0 model.position.bam.init_beta=0"
+
+demo: ## train RoPE and BAM with SSMax at 128 tokens, ask them for pass keys far beyond, draw the report
+	$(Q)scripts/install_deps.sh report
+	$(Q)$(MAKE) -j$(shell nproc) --no-print-directory all data/demo/dataset.json
+	$(Q)build/bam compare configs/demo.json --pe rope,bam_ssmax
+	$(Q)build/bam report runs/demo-compare
+
+compare: ## the same for all ten encodings, both starts of BAM, three seeds (hours)
+	$(Q)scripts/install_deps.sh report
+	$(Q)$(MAKE) -j$(shell nproc) --no-print-directory all data/demo/dataset.json
+	$(Q)build/bam compare configs/demo.json --pe all --seeds 3 $(both_starts) --out runs/all-compare
+	$(Q)build/bam report runs/all-compare
+
 compile_commands.json: Makefile ## database for clangd
 	@{ echo '['; n=; for f in $(sources) $(wildcard tests/*.cpp); do printf '%s{"directory":"%s","file":"%s","command":"$(CXX) $(plain_flags) $(if $(CUDA_HOME),-isystem $(CUDA_HOME)/include) -c %s"}\n' "$$n" "$(CURDIR)" "$$f" "$$f"; n=,; done; \
 	for f in $(isa_sources); do printf ',{"directory":"%s","file":"%s","command":"$(CXX) $(plain_flags) $(isa.$(lastword $(isas))) -DBAM_ISA=$(lastword $(isas)) -c %s"}\n' "$(CURDIR)" "$$f" "$$f"; done; \
@@ -135,9 +154,10 @@ compile_commands.json: Makefile ## database for clangd
 
 install: all ## copy bam under PREFIX (DESTDIR is honoured)
 	install -D -m 755 $(B)/bam $(DESTDIR)$(PREFIX)/bin/bam
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/bam $(wildcard scripts/report*.py)
 
 uninstall: ## remove what install copied
-	rm -f $(DESTDIR)$(PREFIX)/bin/bam
+	rm -f $(DESTDIR)$(PREFIX)/bin/bam $(addprefix $(DESTDIR)$(PREFIX)/share/bam/,$(notdir $(wildcard scripts/report*.py)))
 
 format: ## clang-format all sources in place
 	clang-format -i src/*.h src/*.cpp src/*/*.h src/*/*.cpp src/cpu/isa/* cuda/*.h cuda/*.cu cuda/emulate/* tests/*.h tests/*.cpp
@@ -146,7 +166,7 @@ clean: ## remove build/
 	rm -rf build compile_commands.json
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z_.]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z_.-]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
 	@echo '  variables: MODE=$(MODE) CUDA=$(CUDA) PREFIX=$(PREFIX) VERBOSE=$(VERBOSE) CXX=$(CXX)'
 
-.PHONY: all deps test check train-text install uninstall format clean help
+.PHONY: all deps test check train-text demo compare install uninstall format clean help

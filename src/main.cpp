@@ -13,6 +13,7 @@
 #include "data_tools.h"
 #include "info.h"
 #include "interrupt.h"
+#include "report.h"
 #include "tokenize.h"
 #include "trainer.h"
 
@@ -174,6 +175,19 @@ void add_bench(CLI::App& app, Action& action) {
     ops->callback([o, &action] { action = [o] { return bench_ops(*o); }; });
 }
 
+void add_report(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("report", "Pictures of runs or a comparison: report.html and PNG files (needs python3-matplotlib)");
+    struct Arguments {
+        std::vector<std::string> directories;
+        std::string out, title;
+    };
+    auto a = std::make_shared<Arguments>();
+    cmd->add_option("runs", a->directories, "run directories, or the directory of a comparison")->required();
+    cmd->add_option("--out,-o", a->out, "directory for report.html and the PNG files (default: report in the first one)");
+    cmd->add_option("--title", a->title, "headline");
+    cmd->callback([a, &action] { action = [a] { return report(a->directories, a->out, a->title); }; });
+}
+
 void add_info(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("info", "Device, threads, instruction set, libraries, build");
     struct Arguments {
@@ -192,7 +206,7 @@ int run(int argc, char** argv) {
     app.footer("Exit codes: 0 done, 1 failure (disk, memory), 2 usage or config, 3 data or model, 4 diverged, 5 a peer was lost, "
                "75 stopped after saving.\n`bam COMMAND --help` tells more.");
     Action action;
-    for (auto add : {add_train, add_compare, add_tokenize, add_make_corpus, add_data, add_bench, add_info}) add(app, action);
+    for (auto add : {add_train, add_compare, add_tokenize, add_make_corpus, add_data, add_bench, add_report, add_info}) add(app, action);
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp& e) {
