@@ -1,0 +1,305 @@
+"""Figures of evaluation, loss and speed. Each function takes groups and gives Figures: a picture, how to read it, and
+the numbers in it."""
+
+import math
+
+import matplotlib
+import numpy as np
+from matplotlib.lines import Line2D
+
+from report_canvas import (
+    Figure,
+    HEAT,
+    INK,
+    band,
+    color_bar,
+    legend,
+    legend_height,
+    length_axis,
+    length_text,
+    margin_note,
+    one_axes,
+    panel_title,
+    panels,
+    shade,
+    style,
+    text,
+)
+from report_runs import deviation, get, human, mean, number
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+BANDS = "Bands: ± one standard deviation over the seeds; where there is one seed, ± one standard error over its items."
+
+
+def over_length(groups, suite, metric, error, slug, title, ylabel, caption, chance=None, log=False):
+    """Lines of a suite's metric against the length."""
+    found = [(g, g.by_length(suite, metric, error)) for g in groups]
+    found = [(g, rows) for g, rows in found if rows]
+    if not found:
+        return []
+    groups = [g for g, _ in found]
+    fig, ax = one_axes(title, groups, 3.6 + legend_height(groups))
+    for g, rows in found:
+        spread = np.array([sd if math.isfinite(sd) else se for _, _, sd, se, _ in rows])
+        band(ax, g, [r[0] for r in rows], [r[1] for r in rows], spread, clip_on=False)
+    values = [r[1] for _, rows in found for r in rows]
+    if not log:
+        ax.set_ylim(-0.02, 1.02)
+    elif max(values) > 8 * min(values):
+        ax.set_yscale("log")
+        ax.set_ylim(min(values) / 1.25, max(values) * 1.25)
+        ax.yaxis.set_major_locator(matplotlib.ticker.LogLocator(10, (1, 2, 5)))
+        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        ax.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    if chance is not None:
+        margin_note(ax, chance, "chance")
+    length_axis(ax, [row[0] for _, rows in found for row in rows], groups)
+    ax.set_ylabel(ylabel)
+    legend(ax, groups, [Line2D([], [], **style(g)) for g in groups], 0.27)
+    rows = [[g.label, *row] for g, rows in found for row in rows]
+    header = ["encoding", "length", ylabel, "sd over seeds", "standard error", "seeds"]
+    return [Figure(slug, title, f"{caption} {BANDS}", fig, header, rows)]
+
+
+def passkey(groups):
+    chances = [
+        number(x.get("chance"))
+        for g in groups
+        for r in g.runs
+        for x in get(r.suites.get("passkey"), "results", default=[])
+    ]
+    chance = mean(chances)
+    return over_length(
+        groups,
+        "passkey",
+        "accuracy",
+        "stderr",
+        "passkey",
+        "Passkey: all five digits right",
+        "accuracy",
+        "Share of items whose five digits are each the most likely next token, the key standing at depths spread "
+        "evenly over the text.",
+        chance if math.isfinite(chance) else None,
+    ) + over_length(
+        groups,
+        "passkey",
+        "digit_accuracy",
+        "digit_stderr",
+        "passkey_digits",
+        "Passkey: digits right",
+        "accuracy per digit",
+        "Share of single digits that are right; one in ten is chance.",
+        0.1,
+    )
+
+
+def perplexity(groups):
+    return over_length(
+        groups,
+        "perplexity",
+        "perplexity",
+        "none",
+        "perplexity",
+        "Perplexity against length",
+        "perplexity",
+        "Over non-overlapping windows of each length.",
+        None,
+        True,
+    )
+
+
+def depth_cells(g):
+    """(length, depth) -> (mean share of digits right, runs)."""
+    cells = {}
+    for r in g.runs:
+        for result in get(r.suites.get("passkey"), "results", default=[]):
+            for d in result.get("by_depth") or []:
+                value, depth = number(d.get("digit_accuracy")), number(d.get("depth"))
+                if math.isfinite(value) and math.isfinite(depth):
+                    cells.setdefault((int(number(result.get("length"))), depth), []).append(value)
+    return {k: (mean(v), len(v)) for k, v in cells.items()}
+
+
+def depth_grid(cells, lengths, depths):
+    """Cells averaged into rows of the nearest depth; NaN where nothing was measured."""
+    grid = [[[] for _ in lengths] for _ in depths]
+    for (n, d), (value, _) in cells.items():
+        nearest = min(range(len(depths)), key=lambda k: abs(depths[k] - d))
+        grid[nearest][lengths.index(n)].append(value)
+    return np.array([[mean(cell) for cell in row] for row in grid])
+
+
+def depth_maps(groups):
+    """Depth x length, a panel for each group, those of an encoding side by side."""
+    cells = {g.label: depth_cells(g) for g in groups}
+    groups = sorted(
+        (g for g in groups if cells[g.label]), key=lambda g: groups.index(next(x for x in groups if x.color == g.color))
+    )
+    if not groups:
+        return []
+    lengths = sorted({n for c in cells.values() for n, _ in c})
+    depths = sorted({d for c in cells.values() for _, d in c})
+    if len(depths) > 25:
+        depths = [i / 10 for i in range(11)]
+    title = "Where in the text the key is found"
+    fig, axes = panels(title, groups, len(groups), 2.7 if len(groups) < 3 else 1.5, 2, "length in tokens", sharey=True)
+    for ax, g in zip(axes, groups):
+        ax.set_facecolor("#eeeeee")
+        ax.imshow(
+            depth_grid(cells[g.label], lengths, depths),
+            aspect="auto",
+            cmap=HEAT,
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+        )
+        ax.grid(False)
+        panel_title(ax, g.label, g.color)
+        step = math.ceil(len(lengths) / (11 if len(groups) == 1 else 5))
+        ax.set_xticks(range(0, len(lengths), step), [length_text(n) for n in lengths[::step]])
+        ticks = sorted({0, len(depths) // 2, len(depths) - 1})
+        ax.set_yticks(ticks, [f"{100 * depths[k]:.0f} %" for k in ticks])
+        if g.seq_len in lengths:
+            ax.axvline(lengths.index(g.seq_len) + 0.5, color="#ffffff", linewidth=1.2, linestyle=(0, (2, 2)))
+    fig.supylabel("depth of the key", fontsize=10)
+    color_bar(fig, "digits right", matplotlib.colors.Normalize(0, 1), HEAT)
+    rows = [[g.label, n, d, v, k] for g in groups for (n, d), (v, k) in sorted(cells[g.label].items())]
+    return [
+        Figure(
+            "passkey_depth",
+            title,
+            "Share of digits right by length and by how deep in the text the key stands (top: at its beginning), over "
+            "the seeds. Right of the dashed line the text is longer than in training.",
+            fig,
+            ["encoding", "length", "depth", "digits right", "seeds"],
+            rows,
+        )
+    ]
+
+
+# ---- loss and speed --------------------------------------------------------------------------------------------------
+
+
+def smooth_losses(run):
+    """step -> (tokens, loss averaged over the hundredth of the run before it), thinned to 200 points."""
+    values = [number(s.get("loss")) for s in run.steps]
+    n = len(values)
+    width = max(1, n // 100)
+    chosen = sorted({round(i * (n - 1) / 199) for i in range(200)}) if n > 200 else range(n)
+    return {
+        run.steps[i].get("step", i): (
+            number(run.steps[i].get("tokens", i)),
+            mean(values[max(0, i - width + 1) : i + 1]),
+        )
+        for i in chosen
+    }
+
+
+def val_losses(run):
+    per_step = get(run.config, "train", "tokens_per_step", default=1)
+    return {v["step"]: (v["step"] * per_step, number(v.get("loss"))) for v in run.vals if "step" in v}
+
+
+def curve(g, pick):
+    """Steps that all runs have, with tokens, mean loss and its deviation over the runs; None if there are none."""
+    runs = [r for r in map(pick, g.runs) if r]
+    steps = sorted(set.intersection(*map(set, runs))) if runs else []
+    if not steps:
+        return None
+    losses_at = [[r[s][1] for r in runs] for s in steps]
+    return (
+        steps,
+        [runs[0][s][0] for s in steps],
+        [mean(v) for v in losses_at],
+        np.array([deviation(v) for v in losses_at]),
+    )
+
+
+def loss_figure(groups, slug, title, pick, caption, markers):
+    found = [(g, curve(g, pick)) for g in groups]
+    found = [(g, c) for g, c in found if c]
+    if not found:
+        return []
+    groups = [g for g, _ in found]
+    fig, ax = one_axes(title, groups, 3.5 + legend_height(groups))
+    rows, late = [], []
+    for g, (steps, tokens, means, spread) in found:
+        x = np.array(tokens) / 1e6
+        ax.plot(x, means, **{**style(g, markers and len(x) <= 40), "markersize": 4})
+        shade(ax, g, x, means, spread)
+        late += [m for m in means[max(len(means) > 3, len(means) // 10) :] if math.isfinite(m)]
+        rows += [[g.label, s, int(t), m, d, len(g.runs)] for s, t, m, d in zip(steps, tokens, means, spread)]
+    if late and max(late) > min(late):  # the fall of the first steps would flatten all the rest
+        margin = 0.06 * (max(late) - min(late))
+        ax.set_ylim(min(late) - margin, max(late) + margin)
+    ax.set_xlabel("tokens (millions)")
+    ax.set_ylabel("loss (nats a token)")
+    legend(ax, groups, [Line2D([], [], **style(g, markers)) for g in groups], 0.2)
+    if any(len(g.runs) > 1 for g in groups):
+        caption += " Bands: ± one standard deviation over the seeds."
+    return [Figure(slug, title, caption, fig, ["encoding", "step", "tokens", "loss", "sd over seeds", "seeds"], rows)]
+
+
+def losses(groups):
+    return loss_figure(
+        groups, "loss_val", "Validation loss", val_losses, "Mean over all validation tokens.", True
+    ) + loss_figure(
+        groups,
+        "loss_train",
+        "Training loss",
+        smooth_losses,
+        "Each point is the mean over the hundredth of the run before it.",
+        False,
+    )
+
+
+def speed(groups):
+    found = [(g, g.speeds()) for g in groups]
+    found = [(g, v) for g, v in found if v]
+    if not found:
+        return []
+    groups = [g for g, _ in found]
+    title = "Training speed"
+    fig, ax = one_axes(title, groups, 1.0 + 0.3 * len(found))
+    rows = []
+    for i, (g, v) in enumerate(found):
+        m, sd = mean(v), deviation(v)
+        shares = [s for r in g.runs for s in (number(x.get("mfu")) for x in r.steps) if math.isfinite(s)]
+        mfu = float(np.median(shares)) if shares else math.nan
+        ax.barh(
+            i,
+            m / 1000,
+            color="white" if g.ssmax else g.color,
+            edgecolor=g.color,
+            hatch="////" if g.ssmax else None,
+            height=0.66,
+            xerr=sd / 1000 if math.isfinite(sd) else None,
+            ecolor=INK,
+            capsize=2,
+        )
+        ax.annotate(
+            human(m) + (f" · {100 * mfu:.0f} %" if math.isfinite(mfu) else ""),
+            ((m + (sd if math.isfinite(sd) else 0)) / 1000, i),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+        rows.append([g.label, m, sd, mfu, len(v)])
+    ax.set_yticks(range(len(found)), [text(g.label) for g in groups])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlim(0, ax.get_xlim()[1] * 1.25)
+    ax.set_xlabel("thousand tokens a second")
+    return [
+        Figure(
+            "speed",
+            title,
+            "Median over the steps of a run, mean over the seeds; hatched with SSMax. In percent, where measured: the "
+            "share of the machine's own matrix-multiply speed.",
+            fig,
+            ["encoding", "tokens/s", "sd over seeds", "utilization", "runs"],
+            rows,
+        )
+    ]

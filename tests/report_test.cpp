@@ -1,0 +1,26 @@
+// scripts/report.py, tested by tests/report_test.py on run directories it makes up.
+#include <gtest/gtest.h>
+
+#include "test_support.h"
+
+namespace bam::test {
+namespace {
+
+TEST(Report, PassesItsPythonTests) {
+    RunOptions python;
+    python.program = "/usr/bin/env";
+    const RunResult help = Process({"python3", "scripts/report.py", "--help"}, python).wait();
+    if (help.code != 0) GTEST_SKIP() << "no report without python3-matplotlib: " << help.err;
+    // Run as report.py runs: by the python3 that has matplotlib.
+    for (const char* interpreter : {"python3", "/usr/bin/python3"}) {
+        if (Process({interpreter, "-c", "import matplotlib"}, python).wait().code != 0) continue;
+        const RunResult r = Process({interpreter, "tests/report_test.py"}, python).wait();
+        EXPECT_EQ(r.code, 0) << r.err;
+        EXPECT_NE(r.err.find("\nOK"), std::string::npos) << r.err;
+        return;
+    }
+    FAIL() << "report.py --help works, but no python3 has matplotlib";
+}
+
+}  // namespace
+}  // namespace bam::test
