@@ -22,5 +22,16 @@ TEST(Report, PassesItsPythonTests) {
     FAIL() << "report.py --help works, but no python3 has matplotlib";
 }
 
+TEST(Report, IsACommand) {
+    REQUIRE_BAM();
+    const TempDir dir;
+    const RunResult r = run_bam({"report", dir.path()});
+    if (r.err.find("needs matplotlib") != std::string::npos) GTEST_SKIP() << r.err;
+    EXPECT_EQ(r.code, 3);
+    EXPECT_EQ(r.err, "report.py: " + dir.path() +
+                         ": no run.json in it or below, expected a run or the directory of a comparison\n");
+    EXPECT_EQ(run_bam({"report"}).code, 2);
+}
+
 }  // namespace
 }  // namespace bam::test
