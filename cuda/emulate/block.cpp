@@ -222,6 +222,8 @@ void reset_threads(Block& b) {
     if (b.shared_bytes) memset(b.shared, 0xff, b.shared_bytes);  // NaN: uninitialised reads show up
 }
 
+bool same_place(Site a, Site b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
+
 // Lets all threads past a barrier that every one of them has reached. False: not all have.
 bool open_barrier(Block& b) {
     Site site{};
@@ -230,7 +232,7 @@ bool open_barrier(Block& b) {
     for (int i = 0; i < b.n; ++i) {
         const Thread& t = b.threads[i];
         if (t.state != State::at_barrier) continue;
-        if (waiting++ && (t.site.line != site.line || strcmp(t.site.file, site.file))) same = false;
+        if (waiting++ && !same_place(t.site, site)) same = false;
         site = t.site;
     }
     if (waiting == 0 || waiting + b.returned < b.n) return false;
@@ -386,7 +388,7 @@ void warp_collective(void* operand, Combine combine, const char* what, Site site
         void* operands[kWarp];
         for (int i = 0; i < kWarp; ++i) {
             const Thread& u = b.threads[first + i];
-            if (u.combine != combine || u.site.line != site.line || strcmp(u.site.file, site.file)) die("divergent warp operation");
+            if (u.combine != combine || !same_place(u.site, site)) die("divergent warp operation");
             operands[i] = u.operand;
         }
         combine(operands);

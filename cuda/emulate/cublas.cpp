@@ -69,9 +69,9 @@ void multiply(const Operation& o, const Chosen& s, float alpha, const void* a, c
     const std::vector<float> A = unpack(a, la, o.a != CUBLAS_OP_N);  // (k, m)
     const std::vector<float> B = unpack(b, lb, o.b != CUBLAS_OP_N);  // (n, k)
     const int64_t m = int64_t(s.m), n = int64_t(s.n), k = int64_t(s.k);
-#pragma omp parallel for
+    std::vector<float> sum(static_cast<size_t>(m));
     for (int64_t j = 0; j < n; ++j) {
-        std::vector<float> sum(static_cast<size_t>(m));
+        std::fill(sum.begin(), sum.end(), 0.0f);
         for (int64_t p = 0; p < k; ++p) {
             const float x = B[size_t(j * k + p)], *row = A.data() + p * m;
             for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += x * row[i];
