@@ -7,7 +7,8 @@ packages=(g++ make nlohmann-json3-dev libcli11-dev libdnnl-dev libxxhash-dev lib
 for group in "$@"; do
     case $group in
         report) packages+=(python3-matplotlib) ;;
-        *) echo "install_deps.sh: unknown group '$group', expected: report" >&2; exit 2 ;;
+        corpus) packages+=(python3) ;;
+        *) echo "install_deps.sh: unknown group '$group', expected: report, corpus" >&2; exit 2 ;;
     esac
 done
 
