@@ -29,7 +29,8 @@ your""".split())
 
 
 def tidy(text):
-    text = re.sub(r"\s+", " ", text.translate(PLAIN)).strip()
+    text = re.sub(r".\x08|[\x00-\x08\x0e-\x1f\x7f]", "", text.translate(PLAIN))
+    text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r" ([,;:.!?)\]])(?=[\s\"')\]]|$)", r"\1", text)
     return re.sub(r"([(\[]) ", r"\1", text)
 
@@ -73,7 +74,8 @@ class Corpus:
         paragraphs, heading = [], None
         for i, (kind, text) in enumerate(blocks):
             if kind == "head":
-                heading = re.sub(r"^(?:(?:Chapter|Appendix|Part) )?(?:[\dA-Z]{1,3}(?:\.\d+)*[.:] |\d+(?:\.\d+)* )|\s*[\u00b6#]$", "", text)
+                heading = re.sub(r"^(?:(?:Chapter|Appendix|Part) )?(?:[\dA-Z]{1,3}(?:\.\d+)*[.:] |\d+(?:\.\d+)* )|\s*[\u00b6#:]$", "", text)
+                heading = heading.capitalize() if heading.isupper() and len(heading) > 4 else heading
             if kind == "text" and text.endswith(":") and not is_prose(blocks[i + 1][1] if i + 1 < len(blocks) else ""):
                 text = re.sub(r"(?:^|(?<=[.!?] ))[^.!?]*:$", "", text).strip()  # it announces what is left out
             if kind == "text" and is_prose(text, ".!?:") and begins_well(text) or kind == "verse":
@@ -145,7 +147,7 @@ class Html(html.parser.HTMLParser):
         if tag in self.skipped or tag in ("div", "ul", "p", "span", "a", "td", "dl") and self.BAD_CLASSES.search(marks):
             if tag in self.BLOCKS or tag in ("pre", "head"):
                 self.end_block()
-            if tag in ("pre", "table"):
+            if tag in ("pre", "table", "div"):
                 self.blocks.append(("code", ""))
             if tag not in self.VOID:
                 self.skip.append(tag)
@@ -186,8 +188,7 @@ def pod_blocks(text):
         return s
     for p in re.split(r"\n\s*\n", text):
         if re.match(r"=head\d", p):
-            head = plain(p.split(None, 1)[1]) if " " in p else ""
-            yield "head", head.capitalize() if head.isupper() else head
+            yield "head", plain(p.split(None, 1)[1]) if " " in p else ""
         elif p[:1].isspace():
             yield "code", ""
         elif not p.startswith("="):
@@ -232,7 +233,7 @@ def man_blocks(text):
         elif macro in ("SH", "SS"):
             head = plain(rest.strip('" '))
             code = head in ("SYNOPSIS", "SEE ALSO", "COLOPHON", "NAME", "ATTRIBUTES", "AUTHOR", "AUTHORS", "STANDARDS")
-            yield "head", head.capitalize() if head.isupper() else head
+            yield "head", head
     if lines:
         yield "text", " ".join(lines)
 
@@ -269,7 +270,7 @@ def webster(text):
         whole = re.sub(r"\s+--\s*(?=[A-Z])", " -- ", whole)
         word, blocks = tidy(head[0].split("\\")[0]) if head else "", []
         for p in re.split(r"\n\s*\n", whole):
-            p = re.sub(r"^([^.]+(?:\.[^.]{0,20}){1,4}?\.) 1\. ", r"\1 ", tidy(p))
+            p = re.sub(r"^([^.]+(?:\.[^.]{0,20}){0,4}?\.) 1\. ", r"\1 ", tidy(p))
             p = re.sub(r"^\s*(?:\d+\.|\([a-z]\))\s+", "", tidy(p))
             p = re.sub(r"\s*,\s*(?=(?:n|a|v|adv|prep|conj|interj|p|pl)\.)", ", ", p)
             if "?" in p or "Obs." in p or not is_prose(p):

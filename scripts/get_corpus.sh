@@ -5,7 +5,7 @@
 #   scripts/get_corpus.sh [OUT_DIR]      default data/text
 #
 # Makes OUT_DIR/{train,val}_*.bin, dataset.json, tokenizer.json, and OUT_DIR.jsonl, the text itself (a document a line) for other
-# tokenizers. About 60 MB are downloaded, 42 MB of text come out. Needs apt, python3, gzip, and bam (build/bam, or $BAM); no root.
+# tokenizers. About 70 MB are downloaded, 42 MB of text come out. Needs apt, python3, gzip, and bam (build/bam, or $BAM); no root.
 # A second run does nothing.
 set -euo pipefail
 
@@ -41,7 +41,7 @@ download() {
 get_text() {
     local tool deb name
     for tool in apt-get dpkg-deb python3 gzip; do
-        command -v $tool >/dev/null || fail "$tool is missing; it takes a Debian or Ubuntu system with python3 to make the corpus"
+        command -v $tool >/dev/null || fail "$tool is missing; it takes a Debian or Ubuntu system, and python3 (scripts/install_deps.sh corpus)"
     done
     work=$(mktemp -d)
     mkdir -p "$work/debs" "$work/packages" "$work/apt/lists/partial" "$work/apt/cache/archives/partial"
@@ -49,7 +49,7 @@ get_text() {
     if ! download; then
         apt_options=(-o "Dir::State::lists=$work/apt/lists" -o "Dir::Cache=$work/apt/cache" -o APT::Sandbox::User=root)
         apt-get "${apt_options[@]}" -qq update >"$work/log" 2>&1 && download ||
-            fail "apt-get cannot download the packages: $(tail -n 1 "$work/log")"
+            fail "apt-get cannot download the packages: $(grep -m 1 -E '^[EW]: ' "$work/log" || echo 'fewer than 15 of them are known')"
     fi
     for deb in "$work"/debs/*.deb; do
         name=$(basename "$deb")
