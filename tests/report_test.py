@@ -308,7 +308,7 @@ class Report(unittest.TestCase):
         self.assertTrue("42, 43" in page)
 
     def test_priors_follow_the_formula(self):
-        run = make_run(self.root, "bam-s42", "bam")
+        run = make_run(self.root, "bam-s42", "bam", evaluated=False)
         rows = self.rows(self.page(run), "priors-bam")
         self.assertEqual(len(rows), LAYERS * HEADS)
         for layer, head, alpha, beta, mu, kind, *bias in rows:
@@ -336,8 +336,8 @@ class Report(unittest.TestCase):
 
     def test_odd_names(self):
         name = "ключ & $key$ <b>é 鍵"
-        make_run(self.root, name, "bam", True, steps=30)
-        make_run(self.root, "plain", "bam", True, steps=30, alpha=0, beta=[0, 0.1])
+        make_run(self.root, name, "bam", True, steps=30, evaluated=False)
+        make_run(self.root, "plain", "bam", True, steps=30, evaluated=False, alpha=0, beta=[0, 0.1])
         page = self.page(self.root)
         self.assertTrue("ключ &amp; $key$ &lt;b&gt;é 鍵" in page)
         self.assertFalse("<b>é" in page)
@@ -345,7 +345,7 @@ class Report(unittest.TestCase):
 
     def test_says_what_it_was_trained_on(self):
         command = "bam make-corpus --tokens 1000 --val-tokens 0 --seq-len 128 --seed 1"
-        make_run(os.path.join(self.root, "runs"), "rope", "rope")
+        make_run(os.path.join(self.root, "runs"), "rope", "rope", steps=5, evaluated=False)
         self.assertFalse("made-up documents" in self.page(self.root))
         write_json(os.path.join(self.root, "data", "dataset.json"), {"format": "bam-dataset", "source": command})
         page = self.page(self.root)
