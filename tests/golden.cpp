@@ -13,23 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// F32 and I32 tensors of a safetensors file, bit patterns kept in floats.
-std::map<std::string, std::vector<float>> read_tensors(const std::string& path) {
-    const std::string bytes = read_file(path);
-    uint64_t header = 0;
-    std::memcpy(&header, bytes.data(), 8);
-    std::map<std::string, std::vector<float>> tensors;
-    const json entries = json::parse(bytes.substr(8, header));
-    for (const auto& [name, entry] : entries.items()) {
-        if (name == "__metadata__") continue;
-        const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
-        std::vector<float>& values = tensors[name];
-        values.resize((end - begin) / 4);
-        std::memcpy(values.data(), bytes.data() + 8 + header + begin, end - begin);
-    }
-    return tensors;
-}
-
 ModelConfig model_of(const json& j) {
     ModelConfig m;
     m.dim = j["dim"], m.n_layers = j["n_layers"], m.n_heads = j["n_heads"], m.n_kv_heads = j["n_kv_heads"];
@@ -94,6 +77,22 @@ Golden read_golden(const std::string& directory, const std::string& mask) {
 }
 
 }  // namespace
+
+std::map<std::string, std::vector<float>> read_tensors(const std::string& path) {
+    const std::string bytes = read_file(path);
+    uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), 8);
+    std::map<std::string, std::vector<float>> tensors;
+    const json entries = json::parse(bytes.substr(8, header));
+    for (const auto& [name, entry] : entries.items()) {
+        if (name == "__metadata__") continue;
+        const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+        std::vector<float>& values = tensors[name];
+        values.resize((end - begin) / 4);
+        std::memcpy(values.data(), bytes.data() + 8 + header + begin, end - begin);
+    }
+    return tensors;
+}
 
 std::string Golden::case_name() const { return fs::path(directory).filename().string() + "_" + mask; }
 

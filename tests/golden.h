@@ -29,6 +29,9 @@ struct Golden {
 
 inline std::ostream& operator<<(std::ostream& out, const Golden& g) { return out << g.name(); }
 
+// F32 and I32 tensors of a safetensors file, the bits of I32 kept in floats.
+std::map<std::string, std::vector<float>> read_tensors(const std::string& path);
+
 // What lies in tests/data and, when it is there, in the goldens directory.
 std::vector<Golden> all_goldens();
 

@@ -1,100 +1,18 @@
-// Gradients: the double-precision reference against central differences of its own loss, for every variant, option and
-// parameter.
+// Gradients, for every variant, option and parameter: the double-precision reference against central differences of its own
+// loss, then the product in fp32 against the reference.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
+#include <utility>
 
+#include "cases.h"
+#include "product.h"
 #include "random.h"
-#include "reference_model.h"
 #include "test_support.h"
 
 namespace bam::test {
 namespace {
-
-struct Case {
-    std::string name;
-    ModelConfig model;
-    DataConfig data;
-    int B = 2, T = 9;
-};
-
-ModelConfig small_model(const std::string& variant) {
-    ModelConfig m;
-    apply_variant(m.position, variant);
-    m.n_layers = 2;
-    m.n_heads = m.n_kv_heads = 3;
-    m.dim = m.position.encoding == Encoding::rope ? 18 : 15;  // D 6 or 5
-    m.ffn_hidden = 7;
-    m.vocab_size = 11;
-    return m;
-}
-
-DataConfig documents(bool mask, bool by_document = true, bool separator_at_end = true) {
-    DataConfig d;
-    d.has_separator = true;
-    d.separator_id = 2;
-    d.separator_at_end = separator_at_end;
-    d.document_mask = mask;
-    d.positions_by_document = by_document;
-    return d;
-}
-
-// Every variant as it is, and with each option that it has.
-std::vector<Case> all_cases() {
-    std::vector<Case> cases;
-    for (const std::string& variant : variant_names()) {
-        auto add = [&](const char* option, auto change) {
-            Case c{variant + " " + option, small_model(variant), documents(false)};
-            change(c);
-            cases.push_back(c);
-        };
-        add("plain", [](Case&) {});
-        add("gqa", [](Case& c) { c.model.n_kv_heads = 1; });
-        add("tied", [](Case& c) { c.model.tie_embeddings = true; });
-        add("documents", [](Case& c) { c.data = documents(true); });
-        add("documents, positions by row", [](Case& c) { c.data = documents(true, false); });
-        add("documents, separator at start", [](Case& c) { c.data = documents(true, true, false); });
-        add("gqa tied documents", [](Case& c) {
-            c.model.n_kv_heads = 1;
-            c.model.tie_embeddings = true;
-            c.data = documents(true);
-        });
-        add("one token", [](Case& c) { c.T = 1; });
-        const PositionConfig p = small_model(variant).position;
-        if (p.ssmax) {
-            add("scale_bias", [](Case& c) { c.model.position.ssmax_order = SsmaxOrder::scale_bias; });
-            add("scale_scores", [](Case& c) { c.model.position.ssmax_order = SsmaxOrder::scale_scores; });
-            add("scale_scores documents", [](Case& c) {
-                c.model.position.ssmax_order = SsmaxOrder::scale_scores;
-                c.data = documents(true);
-            });
-        }
-        if (p.encoding == Encoding::bam) {
-            add("global", [](Case& c) { c.model.position.bam_global = true; });
-            add("train mu", [](Case& c) { c.model.position.train_mu = true; });
-            add("global, mu, scale_scores, gqa, documents", [](Case& c) {
-                c.model.position.bam_global = c.model.position.train_mu = true;
-                c.model.position.ssmax_order = SsmaxOrder::scale_scores;
-                c.model.n_kv_heads = 1;
-                c.data = documents(true);
-            });
-        }
-        if (p.encoding == Encoding::rope) add("half", [](Case& c) { c.model.position.rope_layout = RopeLayout::half; });
-        if (p.encoding == Encoding::sinusoidal)
-            add("variant bam", [](Case& c) { c.model.position.sinusoidal_variant = SinusoidalVariant::bam; });
-    }
-    return cases;
-}
-
-ReferenceBatch batch_of(const Case& c) {
-    return reference_batch(random_tokens(c.B * c.T + 1, c.model.vocab_size, 5, 2, 4), c.B, c.T, c.data);
-}
-
-void set_thetas(std::vector<double>& w, const ParameterTable& table, const char* which, double value) {
-    for (const Parameter& p : table.all)
-        if (p.name.ends_with(which)) std::fill_n(w.begin() + p.offset, p.numel(), value);
-}
 
 struct Differences {
     double step = 1e-4, relative = 1e-7, absolute = 1e-10;
@@ -137,17 +55,25 @@ TEST(Reference, GradientsAreCentralDifferences) {
     }
 }
 
+// Parameters whose gradients come through the attention logits only.
+bool acts_on_logits(const std::string& name) {
+    for (const char* part : {"theta_", "seq_scale", ".wq.", ".wk."})
+        if (name.find(part) != std::string::npos) return true;
+    return false;
+}
+
+constexpr std::pair<double, double> kExtremes[] = {{0.0, -9.0}, {60.0, 0.5}, {60.0, -9.0}, {60.0, 3.0}, {-60.0, 3.0}};  // alpha, beta
 constexpr double kBetas[] = {-3.0, -2.0, -1.0, -0.3, -0.1, 0.0, 0.5, 1.0, 2.0};
 
 // The prior's singular point is d = 0 itself; theta_mu has a kink there.
 TEST(Reference, GradientsAtDistanceZeroForEveryBeta) {
     for (const char* variant : {"bam", "bam_ssmax"})
         for (double beta : kBetas) {
-            Case c{variant, small_model(variant), documents(beta != 0.5)};
+            Case c{variant, model_for(variant), documents(beta != 0.5), 2, 9};
             const ParameterTable table = make_parameter_table(c.model);
             std::vector<double> w = reference_weights(c.model, table, 2);
-            set_thetas(w, table, "theta_beta", beta);
-            set_thetas(w, table, "theta_mu", 0.0);
+            set_parameters(w, table, "theta_beta", beta);
+            set_parameters(w, table, "theta_mu", 0.0);
             const std::string name = c.name + " beta " + std::to_string(beta);
             expect_central_differences(name, c.model, w, batch_of(c), {.step = 2e-5, .without = "theta_mu"});
             expect_central_differences(name, c.model, w, batch_of(c), {1e-8, 1e-4, 1e-7, "theta_mu", ""});
@@ -159,12 +85,12 @@ TEST(Reference, GradientsOfMuForEveryBeta) {
     for (const char* variant : {"bam", "bam_ssmax"})
         for (double beta : kBetas)
             for (double mu : {-3.5, -0.6, 0.4}) {
-                Case c{variant, small_model(variant), documents(false)};
+                Case c{variant, model_for(variant), documents(false), 2, 9};
                 c.model.position.train_mu = true;
                 const ParameterTable table = make_parameter_table(c.model);
                 std::vector<double> w = reference_weights(c.model, table, 2);
-                set_thetas(w, table, "theta_beta", beta);
-                set_thetas(w, table, "theta_mu", std::asinh(mu / 2));
+                set_parameters(w, table, "theta_beta", beta);
+                set_parameters(w, table, "theta_mu", std::asinh(mu / 2));
                 const std::string name = c.name + " beta " + std::to_string(beta) + " mu " + std::to_string(mu);
                 expect_central_differences(name, c.model, w, batch_of(c), {.step = 2e-5, .only = "theta"});
             }
@@ -173,12 +99,12 @@ TEST(Reference, GradientsOfMuForEveryBeta) {
 // |d + mu| = 0 at d = 2: beta 3 makes the kink smooth enough for differences.
 TEST(Reference, GradientsWhereMuCancelsTheDistance) {
     for (const char* variant : {"bam", "bam_ssmax"}) {
-        Case c{variant, small_model(variant), documents(false)};
+        Case c{variant, model_for(variant), documents(false), 2, 9};
         c.model.position.train_mu = true;
         const ParameterTable table = make_parameter_table(c.model);
         std::vector<double> w = reference_weights(c.model, table, 3);
-        set_thetas(w, table, "theta_beta", 3.0);
-        set_thetas(w, table, "theta_mu", std::asinh(-1.0));
+        set_parameters(w, table, "theta_beta", 3.0);
+        set_parameters(w, table, "theta_mu", std::asinh(-1.0));
         expect_central_differences(c.name, c.model, w, batch_of(c));
     }
 }
@@ -186,18 +112,16 @@ TEST(Reference, GradientsWhereMuCancelsTheDistance) {
 // DESIGN §2.2: a query that sees one key contributes exactly zero, although the prior is -1e10 there.
 TEST(Reference, OneTokenDocumentsGiveThePriorNoGradient) {
     for (const char* variant : {"bam", "bam_ssmax"}) {
-        Case c{variant, small_model(variant), documents(true)};
+        Case c{variant, model_for(variant), documents(true), 2, 9};
         const ParameterTable table = make_parameter_table(c.model);
         std::vector<double> w = reference_weights(c.model, table, 4);
-        set_thetas(w, table, "theta_beta", -2.0);
-        set_thetas(w, table, "theta_mu", 0.0);
-        const ReferenceBatch batch = reference_batch(std::vector<int32_t>(size_t(c.B * c.T + 1), c.data.separator_id), c.B, c.T, c.data);
+        set_parameters(w, table, "theta_beta", -2.0);
+        set_parameters(w, table, "theta_mu", 0.0);
+        const ReferenceBatch batch = reference_batch(std::vector<int32_t>(19, c.data.separator_id), 2, 9, c.data);
         const ReferenceOutput out = reference_run(c.model, table, w, batch);
         EXPECT_TRUE(std::isfinite(out.loss));
         for (const Parameter& p : table.all) {
-            const bool logits_only = p.name.find("theta") != std::string::npos || p.name.find("seq_scale") != std::string::npos ||
-                                     p.name.find(".wq.") != std::string::npos || p.name.find(".wk.") != std::string::npos;
-            if (!logits_only) continue;
+            if (!acts_on_logits(p.name)) continue;
             for (int64_t i = 0; i < p.numel(); ++i) EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0) << variant << " " << p.name;
         }
     }
@@ -205,16 +129,135 @@ TEST(Reference, OneTokenDocumentsGiveThePriorNoGradient) {
 
 TEST(Reference, ExtremeThetasStayFinite) {
     for (const char* variant : {"bam", "bam_ssmax"})
-        for (auto [alpha, beta] : {std::pair{0.0, -9.0}, {60.0, 0.5}, {60.0, -9.0}, {-60.0, 3.0}}) {
-            Case c{variant, small_model(variant), documents(true)};
+        for (auto [alpha, beta] : kExtremes) {
+            Case c{variant, model_for(variant), documents(true), 2, 9};
             const ParameterTable table = make_parameter_table(c.model);
             std::vector<double> w = reference_weights(c.model, table, 4);
-            set_thetas(w, table, "theta_alpha", alpha);
-            set_thetas(w, table, "theta_beta", beta);
+            set_parameters(w, table, "theta_alpha", alpha);
+            set_parameters(w, table, "theta_beta", beta);
             const ReferenceOutput out = reference_run(c.model, table, w, batch_of(c));
             EXPECT_TRUE(std::isfinite(out.loss)) << variant << alpha << beta;
             for (double g : out.grads) EXPECT_TRUE(std::isfinite(g)) << variant << alpha << beta;
         }
+}
+
+// ---- the product -----------------------------------------------------------------------------------------------------------
+
+struct Agreement {
+    int threads = 1;
+    double slack = 1;  // on the gradients: with long rows and wide heads the terms of ds_h cancel (1.4 in PyTorch's fp32)
+};
+
+// DESIGN §2.5: logits and losses 1e-5, gradients 1e-5 max|g| of the tensor + 1e-7.
+void expect_product_agrees(const std::string& name, const ModelConfig& m, const std::vector<double>& weights,
+                           const ReferenceBatch& batch, Agreement how = {}) {
+    const ParameterTable table = make_parameter_table(m);
+    const ReferenceOutput wanted = reference_run(m, table, weights, batch);
+    const ProductOutput got = Product(m, as_floats(weights), DType::f32, how.threads).run(batch);
+    EXPECT_LE(max_abs_difference(got.logits, as_floats(wanted.logits)), 1e-5) << name;
+    EXPECT_LE(max_abs_difference(got.losses, as_floats(wanted.losses)), 1e-5) << name;
+    for (const Parameter& p : table.all) {
+        if (p.group == ParameterGroup::frozen) continue;
+        double worst = 0, largest = 0;
+        for (int64_t i = p.offset; i < p.offset + p.numel(); ++i) {
+            const double difference = std::fabs(double(got.grads[size_t(i)]) - wanted.grads[size_t(i)]);
+            worst = std::isnan(difference) ? HUGE_VAL : std::max(worst, difference);
+            largest = std::max(largest, std::fabs(wanted.grads[size_t(i)]));
+            const bool absent = p.name == "tok_embeddings.weight" && wanted.grads[size_t(i)] == 0;
+            EXPECT_TRUE(!absent || got.grads[size_t(i)] == 0) << name << " element " << i;
+        }
+        EXPECT_LE(worst, how.slack * (1e-5 * largest + 1e-7)) << name << ": " << p.name << ", largest " << largest;
+    }
+}
+
+void expect_cases_agree(const std::vector<Case>& cases, Agreement how = {}) {
+    for (const Case& c : cases) {
+        const ParameterTable table = make_parameter_table(c.model);
+        expect_product_agrees(c.name, c.model, reference_weights(c.model, table, 1), batch_of(c), how);
+    }
+}
+
+TEST(ProductGradients, SmallOddShape) { expect_cases_agree(all_cases()); }
+
+TEST(ProductGradients, LongerRows) {
+    const Shape shape = {.heads = 4, .kv_heads = 2, .head_dim = 12, .ffn = 29, .vocab = 257, .layers = 1, .length = 65};
+    expect_cases_agree(few_cases(shape), {.threads = 3});
+}
+
+TEST(ProductGradients, WiderHeads) {
+    for (const Shape& shape : {Shape{.heads = 3, .head_dim = 48, .ffn = 65, .vocab = 33, .layers = 1, .rows = 1, .length = 130},
+                               Shape{.heads = 2, .head_dim = 17, .ffn = 16, .vocab = 64, .layers = 1, .rows = 3, .length = 64},
+                               Shape{.heads = 1, .head_dim = 128, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1},
+                               Shape{.heads = 1, .head_dim = 255, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1}})
+        expect_cases_agree(few_cases(shape), {.slack = 3});
+}
+
+TEST(ProductGradients, PriorForEveryBeta) {
+    for (const char* variant : {"bam", "bam_ssmax"})
+        for (double beta : kBetas)
+            for (double mu : {0.0, -2.0, 0.4}) {  // -2: |d + mu| is 0 at d = 2
+                Case c{variant, model_for(variant, {.length = 33}), documents(beta > -2), 2, 33};
+                c.model.position.train_mu = true;
+                const ParameterTable table = make_parameter_table(c.model);
+                std::vector<double> w = reference_weights(c.model, table, 2);
+                set_parameters(w, table, "theta_beta", float(beta));
+                set_parameters(w, table, "theta_mu", float(std::asinh(mu / 2)));
+                expect_product_agrees(c.name + " beta " + std::to_string(beta) + " mu " + std::to_string(mu), c.model, w, batch_of(c));
+            }
+}
+
+TEST(ProductGradients, ScaleOfEitherSign) {
+    for (const std::string& variant : variant_names()) {
+        if (!variant.ends_with("_ssmax")) continue;
+        for (SsmaxOrder order : {SsmaxOrder::scale_bias, SsmaxOrder::scale_scores})
+            for (double s : {-1.0, 0.0, 2.0}) {
+                Case c{variant, model_for(variant), documents(true), 2, 33};
+                c.model.position.ssmax_order = order;
+                const ParameterTable table = make_parameter_table(c.model);
+                std::vector<double> w = reference_weights(c.model, table, 2);
+                set_parameters(w, table, "seq_scale", s);
+                expect_product_agrees(c.name + " s " + std::to_string(s), c.model, w, batch_of(c));
+            }
+    }
+}
+
+TEST(ProductGradients, OneTokenDocumentsGiveThePriorNoGradient) {
+    for (const char* variant : {"bam", "bam_ssmax"})
+        for (int separators : {1, 2, 1000}) {  // every token, every second, none but the row's first query
+            Case c{variant, model_for(variant), documents(true), 2, 33};
+            c.model.position.train_mu = true;
+            const ParameterTable table = make_parameter_table(c.model);
+            std::vector<double> w = reference_weights(c.model, table, 4);
+            set_parameters(w, table, "theta_beta", -2.0);
+            set_parameters(w, table, "theta_mu", 0.0);
+            const ReferenceBatch batch = reference_batch(random_tokens(67, 11, 9, 2, separators), 2, 33, c.data);
+            expect_product_agrees(c.name, c.model, w, batch);
+            if (separators > 1) continue;
+            const ProductOutput out = Product(c.model, as_floats(w)).run(batch);
+            for (const Parameter& p : table.all) {
+                if (!acts_on_logits(p.name)) continue;
+                for (int64_t i = 0; i < p.numel(); ++i) EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0f) << variant << " " << p.name;
+            }
+        }
+}
+
+TEST(ProductGradients, ExtremeThetasStayFinite) {
+    for (const char* variant : {"bam", "bam_ssmax"})
+        for (DType dtype : {DType::f32, DType::bf16})
+            for (auto [alpha, beta] : kExtremes)
+                for (double s : {1.0, -1.0, 0.0}) {
+                    Case c{variant, model_for(variant), documents(true), 2, 33};
+                    c.model.position.train_mu = true;
+                    const ParameterTable table = make_parameter_table(c.model);
+                    std::vector<double> w = reference_weights(c.model, table, 4);
+                    set_parameters(w, table, "theta_alpha", alpha);
+                    set_parameters(w, table, "theta_beta", beta);
+                    set_parameters(w, table, "theta_mu", 0.0);
+                    set_parameters(w, table, "seq_scale", s);
+                    const ProductOutput out = Product(c.model, as_floats(w), dtype).run(batch_of(c));
+                    EXPECT_TRUE(std::isfinite(max_abs(out.logits))) << variant << " " << alpha << " " << beta << " " << s;
+                    EXPECT_TRUE(std::isfinite(max_abs(out.grads))) << variant << " " << alpha << " " << beta << " " << s;
+                }
 }
 
 }  // namespace

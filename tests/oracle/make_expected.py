@@ -72,7 +72,8 @@ def initial(m, generator):
         if len(shape) == 2:
             x = x if name == "tok_embeddings.weight" and not m["tie_embeddings"] else x / math.sqrt(shape[1])
         elif "theta_" in name:
-            x = 0.3 * x + {"alpha": -0.5, "beta": 0.5, "mu": 0.2}[name.split("_")[-1]]
+            middle = {"alpha": -0.5, "beta": 0.5, "mu": 0.8}[name.split("_")[-1]]
+            x = (0.1 if name.endswith("mu") else 0.3) * x + middle  # mu stays away from 0, where |d + mu| has its kink
         else:
             x = 1 + 0.2 * x
         weights[name] = x.float().double().requires_grad_()
