@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(UpdateArgs a) {
     const UpdateStep& s = a.step;
     i += u.begin;
     const float g = a.g[i] * s.grad_scale;
-    const float m = s.beta1 * a.m[i] + (1 - s.beta1) * g, v = s.beta2 * a.v[i] + (1 - s.beta2) * g * g;
+    const float m = s.beta1 * a.m[i] + s.rest1 * g, v = s.beta2 * a.v[i] + s.rest2 * g * g;
     const float step = s.adaptive ? s.c1 * m / (s.c2 * sqrtf(v) + s.eps) : s.c1 * m;
     a.m[i] = m;
     a.v[i] = v;

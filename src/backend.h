@@ -56,6 +56,7 @@ enum class OptimizerKind : uint8_t { radam, adamw };
 // or p (1 - lr wd) - lr c1 m when not adaptive.
 struct UpdateStep {
     float beta1, beta2, eps;
+    float rest1, rest2;  // 1 - beta1, 1 - beta2, rounded once: 1 - float(0.999) is off by 1e-5
     float c1, c2;
     bool adaptive;
     float grad_scale;  // clip factor

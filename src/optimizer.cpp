@@ -10,6 +10,7 @@ UpdateStep update_step(const OptimizerConfig& o, int64_t t, double grad_scale) {
     const double b1t = std::pow(o.beta1, double(t)), b2t = std::pow(o.beta2, double(t));
     UpdateStep s{};
     s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
+    s.rest1 = float(1 - o.beta1), s.rest2 = float(1 - o.beta2);
     s.grad_scale = float(grad_scale);
     s.adaptive = true;
     s.c1 = float(1 / (1 - b1t));

@@ -304,7 +304,7 @@ TEST_P(Ops, UpdateIsTheFormulaInsideTheGroupsOnly) {
     Array v(DType::f32, {n}, Doubles(n, 0.3));
     for (bool adaptive : {true, false}) {
         const Doubles p0 = p.values(), m0 = m.values(), v0 = v.values(), g0 = g.values();
-        const UpdateStep s{0.9f, 0.95f, 1e-8f, 1.7f, 1.3f, adaptive, 0.5f};
+        const UpdateStep s{0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.7f, 1.3f, adaptive, 0.5f};
         device.update(p, m, v, g, {{3, 500, 1e-2f, 0.1f}, {501, 997, 1e-3f, 0.0f}}, s);
         Doubles want_p = p0, want_m = m0, want_v = v0;
         for (int i = 0; i < n; ++i) {

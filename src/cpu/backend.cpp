@@ -246,7 +246,7 @@ void CpuBackend::update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vecto
         for_ranges(threads_, u.end - u.begin, 1 << 14, [&](int64_t b, int64_t e) {
             b += u.begin, e += u.begin;
             kernels_.update({p.as<float>() + b, m.as<float>() + b, v.as<float>() + b, g.as<float>() + b, e - b, u.lr,
-                             u.weight_decay, s.beta1, s.beta2, s.eps, s.c1, s.c2, s.grad_scale, s.adaptive});
+                             u.weight_decay, s.beta1, s.beta2, s.rest1, s.rest2, s.eps, s.c1, s.c2, s.grad_scale, s.adaptive});
         });
 }
 

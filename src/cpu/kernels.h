@@ -53,7 +53,7 @@ struct UpdateArgs {
     float *p, *m, *v;
     const float* g;
     int64_t n;
-    float lr, weight_decay, beta1, beta2, eps, c1, c2, grad_scale;
+    float lr, weight_decay, beta1, beta2, rest1, rest2, eps, c1, c2, grad_scale;
     bool adaptive;
 };
 

@@ -57,8 +57,8 @@ void update_range(const UpdateArgs& a) {
     const float keep_p = 1.0f - a.lr * a.weight_decay, step = a.lr * a.c1;
     each(a.n, [&](int64_t i, auto tag) {
         const Vec g = load(a.g + i, tag) * a.grad_scale;
-        const Vec m = load(a.m + i, tag) * a.beta1 + g * (1.0f - a.beta1);
-        const Vec v = load(a.v + i, tag) * a.beta2 + g * g * (1.0f - a.beta2);
+        const Vec m = load(a.m + i, tag) * a.beta1 + g * a.rest1;
+        const Vec v = load(a.v + i, tag) * a.beta2 + g * g * a.rest2;
         const Vec p = load(a.p + i, tag) * keep_p;
         store(a.m + i, m, tag);
         store(a.v + i, v, tag);
