@@ -2,14 +2,20 @@
 // product.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "golden.h"
+#include "product.h"
 #include "reference_model.h"
+#include "schedule.h"
+#include "stepper.h"
 #include "test_support.h"
 
 namespace bam::test {
 namespace {
+using nlohmann::json;
 
 // Largest |got - wanted| over one tensor, got from got[0]; NaN counts as infinite.
 template <typename T>
@@ -57,6 +63,94 @@ TEST_P(GoldenTest, ReferenceAgrees) {
     EXPECT_LE(worst(out.logits.data(), g.expected.at("logits")), 1e-5);
     EXPECT_NEAR(out.loss, g.expected.at("loss")[0], 1e-5);
     expect_gradients(g, table, out.grads.data());
+}
+
+TEST_P(GoldenTest, ProductAgrees) {
+    const Golden& g = GetParam();
+    const ParameterTable table = make_parameter_table(g.model);
+    const ReferenceBatch batch = reference_batch(g.tokens, g.rows, g.train.seq_len, g.data);
+    const ProductOutput out = Product(g.model, g.arena(table)).run(batch);
+    EXPECT_LE(worst(out.logits.data(), g.expected.at("logits")), 1e-5);
+    EXPECT_NEAR(out.loss(), g.expected.at("loss")[0], 1e-5);
+    expect_gradients(g, table, out.grads.data());
+}
+
+// Losses 1e-5, grad_norms 1e-5 relative, final weights 1e-4.
+TEST_P(GoldenTest, ProductTrainsAlike) {
+    const Golden& g = GetParam();
+    Config config;
+    config.model = g.model, config.data = g.data, config.train = g.train;
+    config.train.tokens_per_step = int64_t(g.rows) * g.train.seq_len;
+    const auto device = make_cpu_backend(1);
+    Stepper stepper(*device, config, DType::f32);
+    const ParameterTable& table = stepper.model().table();
+    stepper.model().upload_weights(g.arena(table).data());
+    const Batch batch = product_batch(reference_batch(g.tokens, g.rows, g.train.seq_len, g.data));
+    for (int64_t k = 1; k <= g.train.steps; ++k) {
+        stepper.begin();
+        stepper.accumulate(batch, 0);
+        const Stepper::Result r = stepper.measure();
+        EXPECT_NEAR(r.loss, g.expected.at("losses")[size_t(k - 1)], 1e-5) << "step " << k;
+        EXPECT_NEAR(r.grad_norm / g.expected.at("grad_norms")[size_t(k - 1)], 1.0, 1e-5) << "step " << k;
+        stepper.apply(r, k, schedule_factor(config.train.schedule, k, config.train.steps));
+    }
+    std::vector<float> weights(size_t(table.total));
+    device->download(weights.data(), stepper.model().weights());
+    for (const Parameter& p : table.all) {
+        const auto it = g.expected.find("final." + p.name);
+        if (it == g.expected.end()) continue;  // the compact copy has none
+        EXPECT_LE(worst(weights.data() + p.offset, it->second), 1e-4) << p.name;
+    }
+}
+
+// ---- through the command line ------------------------------------------------------------------------------------------
+
+json run_config(const Golden& g, const TempDir& dir) {
+    const json recipe = json::parse(read_file(g.directory + "/train.json"));
+    json c;
+    c["run"] = {{"name", "golden"}, {"out", dir.file("runs")}, {"device", "cpu"}, {"dtype", "fp32"}, {"threads", 1}};
+    c["model"] = json::parse(read_file(g.directory + "/config.json"))["model"];
+    c["data"] = {{"train", {dir.file("stream.bin")}},
+                 {"separator", recipe["separator"]},
+                 {"positions", recipe["positions"]},
+                 {"document_mask", g.mask == "docmask"},
+                 {"shuffle", false}};
+    c["train"] = {{"seq_len", g.train.seq_len},
+                  {"tokens_per_step", g.rows * g.train.seq_len},
+                  {"steps", g.train.steps},
+                  {"optimizer", recipe["optimizer"]},
+                  {"schedule", recipe["schedule"]},
+                  {"grad_clip", g.train.grad_clip}};
+    return c;
+}
+
+// The stream is one batch long, so that every step is an epoch of its own.
+TEST_P(GoldenTest, TrainCommandAgrees) {
+    REQUIRE_BAM();
+    const Golden& g = GetParam();
+    const TempDir dir;
+    write_shard(dir.file("stream.bin"), g.tokens);
+    write_file(dir.file("config.json"), run_config(g, dir).dump());
+    const RunResult r = run_bam({"train", dir.file("config.json"), "--set", "model.init_from=" + g.directory});
+    ASSERT_EQ(r.code, 0) << r.err;
+    const std::string run = dir.file("runs/golden");
+    int steps = 0;
+    for (const std::string& text : lines_of(read_file(run + "/metrics.jsonl"))) {
+        const json line = json::parse(text);
+        if (line["event"] != "step") continue;
+        const size_t k = size_t(steps++);
+        ASSERT_EQ(line["step"], steps);
+        EXPECT_NEAR(double(line["loss"]), g.expected.at("losses").at(k), 1e-5) << text;
+        EXPECT_NEAR(double(line["grad_norm"]) / g.expected.at("grad_norms").at(k), 1.0, 1e-5) << text;
+    }
+    EXPECT_EQ(steps, g.train.steps);
+    const auto weights = read_tensors(run + "/checkpoints/step_00000008/model.safetensors");
+    for (const auto& [name, wanted] : g.expected) {
+        if (!name.starts_with("final.")) continue;
+        const std::vector<float>& got = weights.at(name.substr(6));
+        ASSERT_EQ(got.size(), wanted.size()) << name;
+        EXPECT_LE(max_abs_difference(got, wanted), 1e-4) << name;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(all_goldens()), [](const auto& info) {
