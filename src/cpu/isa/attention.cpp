@@ -45,8 +45,11 @@ struct Lanes {
     float score_grad[kTile];   // d logit / d qk; 0 for a query that sees one key
     float table_sum[kTables][kTile];  // sum over keys of dlogits * table
     // Sums over keys of dlogits * qk, dlogits, p * qk. The dlogits of a query sum to zero but for delta's rounding (bf16
-    // out): what that adds to the first, the other two take away.
+    // out): what that adds to the first, the other two take away. In a sum over a table it is taken away at the key that
+    // has more than half of the weight, -1: none. There p is 1 to rounding when the bias is huge (beta < 0 and s_h < 0 at
+    // d = 0), and the bias times that rounding would swamp everything.
     float score_sum[kTile], residual[kTile], mean_score[kTile];
+    int32_t top[kTile];
     float prior_factor[kTile], log_n[kTile];
 };
 
@@ -342,6 +345,7 @@ void gradient_tile(const GradientTile<Elem>& t, Lanes& l, int M, int N, const fl
         const Vec delta = load(l.delta + i), score_grad = load(l.score_grad + i), log2_sum = load(l.log2_sum + i);
         const Int span = (Int)load((const float*)l.span + i);
         Vec sums{}, residual{}, mean{};
+        Int top = (Int)load((const float*)l.top + i);
         for (int j = 0; j < M; j += 2) {
             Vec ds[2];
             for (int u = 0; u < 2; ++u) {
@@ -358,14 +362,19 @@ void gradient_tile(const GradientTile<Elem>& t, Lanes& l, int M, int N, const fl
                 put_a(t.p, row, i, p);
                 ds[u] = g * score_grad;
                 put_a(t.ds, row, i, ds[u]);
-                if (keep) store(t.g + row * kTile + i, g);
-                if (score_sum) sums += g * score, residual += g, mean += p * score;
+                residual += g;
+                if (keep) {
+                    store(t.g + row * kTile + i, g);
+                    top = p > 0.5f ? splat(int32_t(first_key + row)) : top;
+                }
+                if (score_sum) sums += g * score, mean += p * score;
             }
             if constexpr (sizeof(Elem) == 2) put_b(t.ds_b, j, i, ds[0], ds[1]);
         }
+        store(l.residual + i, load(l.residual + i) + residual);
+        store((float*)l.top + i, (Vec)top);
         if (!score_sum) continue;
         store(l.score_sum + i, load(l.score_sum + i) + sums);
-        store(l.residual + i, load(l.residual + i) + residual);
         store(l.mean_score + i, load(l.mean_score + i) + mean);
     }
 }
@@ -430,6 +439,7 @@ struct Backward {
         __builtin_memset(l.table_sum, 0, sizeof l.table_sum);
         __builtin_memset(l.score_sum, 0, sizeof l.score_sum);
         __builtin_memset(l.residual, 0, sizeof l.residual);
+        __builtin_memset(l.top, -1, sizeof l.top);
         __builtin_memset(l.mean_score, 0, sizeof l.mean_score);
         bool precise = true, several = true;
         for (int i = 0; i < kTile; ++i) {
@@ -549,11 +559,19 @@ struct Backward {
         const float scale = 1.0f / __builtin_sqrtf(float(c.D));
         for (int i = 0; i < group * (kTables + 1); ++i) task.sums[i] = 0;
         for (int i = 0; i < count; ++i) {
-            const Lanes& l = *tiles[i].lanes;
+            const QueryTile<Op>& q = tiles[i];
+            const Lanes& l = *q.lanes;
             double* sums = task.sums + (tiles[i].head - task.kv * group) * (kTables + 1);
             for (int r = 0; r < tiles[i].n; ++r) {
-                for (int p = 0; p < kTables; ++p) sums[p] += l.table_sum[p][r] * l.prior_factor[r];
-                const float bias = c.scale_scores ? 0.0f : l.table_sum[0][r];
+                double of_table[kTables];
+                for (int p = 0; p < kTables; ++p) {
+                    of_table[p] = l.table_sum[p][r];
+                    if (!c.tables[p] || l.top[r] < 0) continue;
+                    const float at_top = l.residual[r] * c.tables[p][q.head * c.distances + q.position + r - l.top[r]];
+                    of_table[p] -= at_top;  // as a float: it cancels to zero where only the top key has weight
+                }
+                for (int p = 0; p < kTables; ++p) sums[p] += of_table[p] * l.prior_factor[r];
+                const double bias = c.scale_scores ? 0.0 : of_table[0];
                 sums[kTables] += l.log_n[r] * (scale * (l.score_sum[r] - l.residual[r] * l.mean_score[r]) + bias);
             }
         }
