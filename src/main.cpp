@@ -1,5 +1,6 @@
 // The command line (DESIGN §4): one function for each subcommand. Errors become one line and an exit code here and nowhere else.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -225,6 +226,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     bam::follow_parent();
+    std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of write(), in every command
     try {
         return bam::run(argc, argv);
     } catch (const bam::Error& e) {

@@ -413,6 +413,21 @@ TEST_F(Tokenize, AFullDiskLeavesNothing) {
     EXPECT_FALSE(fs::exists(dir.file("out")));
 }
 
+// The same through the program, which a file-size limit must not kill.
+TEST_F(Tokenize, AFileSizeLimitIsAnErrorOfTheProgram) {
+    REQUIRE_BAM();
+    const std::string in = input("a.txt", std::string(3000000, 'x'));
+    test::RunOptions o;
+    o.program = "/bin/sh";
+    const test::RunResult r = test::run_bam({"-c", "ulimit -f 1000; exec \"$@\"", "sh", test::bam_program(), "tokenize",
+                                             "--tokenizer", "byte", "--out", dir.file("out"), in},
+                                            o);
+    EXPECT_EQ(r.code, kExitFailure) << r.err;
+    EXPECT_NE(r.err.find("train_00000.bin: cannot write"), std::string::npos) << r.err;
+    EXPECT_EQ(test::lines_of(r.err).size(), 1u) << r.err;
+    EXPECT_FALSE(fs::exists(dir.file("out")));
+}
+
 // ---- reading dataset.json
 // ---------------------------------------------------------------------------------------------
 
