@@ -202,7 +202,7 @@ void Model::make_position_table(int64_t first, int64_t last) {
     const int64_t width = rope ? config_.head_dim() : config_.dim;
     const int64_t have = position_table_ ? position_table_.shape[0] : 0;
     if (first >= position_first_ && last < position_first_ + have) return;
-    const int64_t count = std::max<int64_t>(last - first + 1, std::max<int64_t>(256, have));
+    const int64_t count = std::max<int64_t>(last - first + 1 + 256, have);
     const std::vector<float> host = rope ? rope_table(p.rope_theta, int(width), first, count)
                                          : sinusoidal_table(p.sinusoidal_theta, p.sinusoidal_variant, int(width), first, count);
     if (count > have) position_memory_ = Arena(device_, count * width * 4);
@@ -393,6 +393,18 @@ void Model::logits(int64_t begin, int64_t count, float* host) {
         device_.download(host + i * config_.vocab_size, a.logits.slice(0, n));
     }
 }
+
+void Model::losses(int64_t begin, int64_t count, Tensor losses) {
+    const Activations& a = *act_;
+    const int64_t R = a.logits.shape[0];
+    for (int64_t i = 0; i < count; i += R) {
+        const int64_t n = std::min(R, count - i);
+        device_.matmul_forward(a.logits.slice(0, n), a.hidden.slice(begin + i, n), output_);
+        device_.cross_entropy(losses.slice(i, n), {}, a.logits.slice(0, n), in_->targets.slice(begin + i, n), 0);
+    }
+}
+
+Tensor Model::qkv(int layer) const { return act_->layers[layer].qkv; }
 
 // ---- backward ---------------------------------------------------------------------------------------------------------
 

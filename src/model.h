@@ -76,6 +76,10 @@ public:
     void forward(const Batch& batch, KvCache* cache = nullptr, float skip_below = 0);
     // After forward(): logits (count, V) f32 of tokens [begin, begin + count) of the flattened batch, into host memory.
     void logits(int64_t begin, int64_t count, float* host);
+    // After forward() of a batch with targets: losses (count) f32 of those tokens, on the device.
+    void losses(int64_t begin, int64_t count, Tensor losses);
+    // After forward() with Keep::all: q, k and v of a layer (N, (H+2K)*D), RoPE applied.
+    Tensor qkv(int layer) const;
 
 private:
     struct Layer;        // weights of one block
