@@ -12,6 +12,8 @@
 #include "config.h"
 #include "corpus.h"
 #include "data_tools.h"
+#include "eval/commands.h"
+#include "eval/eval.h"
 #include "info.h"
 #include "interrupt.h"
 #include "report.h"
@@ -189,6 +191,93 @@ void add_report(CLI::App& app, Action& action) {
     cmd->callback([a, &action] { action = [a] { return report(a->directories, a->out, a->title); }; });
 }
 
+void add_load_options(CLI::App* cmd, LoadOptions& o) {
+    cmd->add_option("--device", o.device, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
+    cmd->add_option("--dtype", o.dtype, "auto (bf16 where the hardware multiplies it), fp32 or bf16")
+        ->check(CLI::IsMember({"auto", "fp32", "bf16"}))
+        ->capture_default_str();
+    cmd->add_option("--threads", o.threads, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--tokenizer", o.tokenizer, "tokenizer file, instead of the one the model remembers");
+}
+
+const char* kModelHelp = "model directory, checkpoint, or run directory (its newest good checkpoint)";
+
+void add_eval(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("eval", "Find out how far a model reads; the same command goes on after a stop");
+    auto o = std::make_shared<EvalOptions>();
+    cmd->add_option("model", o->model, kModelHelp)->required();
+    cmd->add_option("--suite", o->suites, "passkey, niah, perplexity, choice; several with commas")->delimiter(',')->required();
+    cmd->add_option("--variant", o->variant,
+                    "passkey: paper, landmark; niah: single_1 ... multiquery, several with commas; perplexity: windows, sliding, "
+                    "by_position; choice: arc, hellaswag, mmlu, mmlu_cloze");
+    cmd->add_option("--lengths", o->lengths, "tokens, with commas (passkey landmark: characters); default: 1 to 16 training lengths")
+        ->delimiter(',')
+        ->check(CLI::PositiveNumber);
+    cmd->add_option("--samples", o->samples, "items a length; choice: a file (0: 20, landmark 50, choice all)")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd->add_option("--seed", o->seed, "of the random keys, words and places")->capture_default_str();
+    cmd->add_option("--minutes", o->minutes, "stop after about so many minutes, 0: no limit")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd->add_flag("--exact", o->exact, "compute every key block, also those whose weights are below 1e-9 of their row");
+    cmd->add_option("--out", o->out, "directory of the results (default: eval/ of the run or the model)");
+    cmd->add_option("--position", o->position, "passkey: where the key stands: equidistant, random, beginning or end")
+        ->capture_default_str();
+    cmd->add_option("--data", o->data, "perplexity: token shards (default: the model's validation data)");
+    cmd->add_option("--tokens", o->tokens, "perplexity: tokens scored at each length, 0: all")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd->add_option("--stride", o->stride, "perplexity sliding: tokens between windows (0: half the length)")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    cmd->add_flag("--document-mask", o->document_mask, "perplexity: attention stays inside documents");
+    cmd->add_option("--haystack", o->haystack, "niah: text file for the tasks with an essay");
+    cmd->add_option("--items", o->items, "choice: JSONL files of ARC, HellaSwag or MMLU items");
+    add_load_options(cmd, o->load);
+    cmd->callback([o, &action] {
+        action = [o] {
+            catch_interrupts();
+            return evaluate(*o);
+        };
+    });
+}
+
+void add_score(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("score", "Print the log-probability of every token: a JSON line each, id and logprob");
+    auto o = std::make_shared<ScoreCommand>();
+    cmd->add_option("model", o->model, kModelHelp)->required();
+    cmd->add_option("--tokens", o->tokens, "token shard, or ids as text");
+    cmd->add_option("--text", o->text, "text file");
+    cmd->add_flag("--document-mask", o->document_mask, "attention stays inside documents (default: it crosses separators)");
+    cmd->add_option("--context", o->context, "tokens a window, 0: everything at once")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--stride", o->stride, "tokens between windows, 0: the context")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_flag("--exact", o->exact, "compute every key block, also those whose weights are below 1e-9 of their row");
+    add_load_options(cmd, o->load);
+    cmd->callback([o, &action] { action = [o] { return score_command(*o); }; });
+}
+
+void add_generate(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("generate", "Continue a prompt, printing text as it comes");
+    auto o = std::make_shared<GenerateCommand>();
+    o->sample.temperature = 0.8;
+    SampleOptions& s = o->sample;
+    cmd->add_option("model", o->model, kModelHelp)->required();
+    cmd->add_option("--prompt", o->prompts, "text to continue (repeatable)")->required()->allow_extra_args(false);
+    cmd->add_option("-n,--max-tokens", s.max_tokens, "tokens at most")->capture_default_str();
+    cmd->add_option("--temperature", s.temperature, "0: always the likeliest token")->capture_default_str();
+    cmd->add_option("--top-k", s.top_k, "only the k likeliest, 0: all")->capture_default_str();
+    cmd->add_option("--top-p", s.top_p, "only the likeliest that reach p together")->capture_default_str();
+    cmd->add_option("--min-p", s.min_p, "only those at least so many times as likely as the likeliest")->capture_default_str();
+    cmd->add_option("--repetition-penalty", s.repetition_penalty, "above 1: tokens already in the text become less likely")
+        ->capture_default_str();
+    cmd->add_option("--stop", s.stop, "text that ends the answer (repeatable)")->allow_extra_args(false);
+    cmd->add_option("--seed", s.seed, "of the draws")->capture_default_str();
+    cmd->add_flag("--json", o->json, "a JSON line for each prompt when all are done");
+    add_load_options(cmd, o->load);
+    cmd->callback([o, &action] { action = [o] { return generate_command(*o); }; });
+}
+
 void add_info(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("info", "Device, threads, instruction set, libraries, build");
     struct Arguments {
@@ -207,7 +296,9 @@ int run(int argc, char** argv) {
     app.footer("Exit codes: 0 done, 1 failure (disk, memory), 2 usage or config, 3 data or model, 4 diverged, 5 a peer was lost, "
                "75 stopped after saving.\n`bam COMMAND --help` tells more.");
     Action action;
-    for (auto add : {add_train, add_compare, add_tokenize, add_make_corpus, add_data, add_bench, add_report, add_info}) add(app, action);
+    for (auto add : {add_train, add_compare, add_eval, add_score, add_generate, add_tokenize, add_make_corpus, add_data,
+                     add_bench, add_report, add_info})
+        add(app, action);
     try {
         app.parse(argc, argv);
     } catch (const CLI::CallForHelp& e) {
