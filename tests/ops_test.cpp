@@ -140,6 +140,38 @@ TEST_P(CpuOps, Exp) {
     }
 }
 
+TEST_P(Ops, PackedAndTransposedMatrices) {
+    const Kernels& k = kernels_for(GetParam());
+    for (const auto& [rows, columns] : {std::pair{1, 1}, {7, 64}, {32, 3}, {33, 17}, {64, 63}, {65, 50}}) {
+        const int stride = columns + 5, row_blocks = (rows + kPackK - 1) / kPackK;
+        std::vector<float> x = random_normals(rows * stride, 1, 1), x_t(columns * (rows + 3), NAN);
+        std::vector<uint16_t> low(x.size());
+        for (size_t i = 0; i < x.size(); ++i) low[i] = to_bf16(x[i]).bits;
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < columns; ++j) x_t[j * (rows + 3) + i] = x[i * stride + j];
+        std::vector<uint16_t> want(row_blocks * kPackK * kPackN), got[3];
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < columns; ++j) want[i / 2 * 2 * kPackN + 2 * j + i % 2] = low[i * stride + j];
+        for (auto& g : got) g.assign(want.size(), 0xffff);
+        k.pack_kn(got[0].data(), x.data(), false, rows, stride, columns);
+        k.pack_kn(got[1].data(), low.data(), true, rows, stride, columns);
+        k.pack_nk(got[2].data(), x_t.data(), rows, rows + 3, columns);
+        for (const auto& g : got) EXPECT_EQ(g, want) << rows << "x" << columns;
+        std::vector<uint16_t> y(columns * (rows + 2), 0xffff), transposed = y;
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < columns; ++j) transposed[j * (rows + 2) + i] = low[i * stride + j];
+        k.transpose16(y.data(), low.data(), rows, columns, rows + 2, stride);
+        EXPECT_EQ(y, transposed) << rows << "x" << columns;
+    }
+}
+
+TEST_P(Ops, MatmulIsNeverAReferenceImplementation) {
+    for (DType t : kFloats) EXPECT_EQ(cpu.describe()[std::string("matmul ") + name_of(t)].find("ref"), std::string::npos);
+    if (cpu.fast_bf16()) {
+        EXPECT_EQ(cpu.describe()["matmul bf16"].find("brg:avx512_core_"), 0u);
+    }
+}
+
 TEST_P(Ops, MatmulAndItsGradients) {
     const int64_t shapes[][3] = {{1, 1, 1}, {29, 51, 36}, {3, 257, 12}, {1, 64, 129}, {130, 96, 48}, {65, 1, 7}};
     for (DType t : kFloats)

@@ -11,6 +11,7 @@ namespace bam {
 enum class Isa : uint8_t { base, avx2, avx512, avx512bf16, amx };
 
 constexpr int kMaxTables = 5;
+constexpr int kPackK = 32, kPackN = 64;  // of a packed block
 
 // One attention call, forward or backward; see Attention and AttentionBackward in backend.h.
 struct AttentionCall {
@@ -76,6 +77,10 @@ struct Kernels {
     void (*round_to_bf16)(float* y, const float* x, int64_t n);  // fp32 numbers that bf16 can hold
     // y (columns, rows) = x (rows, columns) transposed.
     void (*transpose16)(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride);
+    // A column of oneDNN's blocks for the second operand (k, n) of a bf16 product, see isa/pack.cpp: from (rows, columns),
+    // bf16 or fp32, with k along the rows, or from fp32 (columns, rows). columns <= kPackN.
+    void (*pack_kn)(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns);
+    void (*pack_nk)(uint16_t* y, const float* x, int64_t rows, int64_t stride, int columns);
     void (*add)(float* y, const float* x, int64_t n);  // y +=
     double (*sum_squares)(const float* x, int64_t n);
     void (*exp)(float* y, const float* x, int64_t n);  // for tests

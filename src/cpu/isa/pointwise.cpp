@@ -82,16 +82,6 @@ void round_to_bf16(float* y, const float* x, int64_t n) {
     each(n, [&](int64_t i, auto tag) { store(y + i, widen(narrow(load(x + i, tag))), tag); });
 }
 
-void transpose16(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride) {
-    constexpr int64_t kTile = 32;
-    for (int64_t r = 0; r < rows; r += kTile)
-        for (int64_t c = 0; c < columns; c += kTile) {
-            const int64_t re = r + kTile < rows ? r + kTile : rows, ce = c + kTile < columns ? c + kTile : columns;
-            for (int64_t j = c; j < ce; ++j)
-                for (int64_t i = r; i < re; ++i) y[j * y_stride + i] = x[i * x_stride + j];
-        }
-}
-
 void add(float* y, const float* x, int64_t n) {
     each(n, [&](int64_t i, auto tag) { store(y + i, load(y + i, tag) + load(x + i, tag), tag); });
 }
