@@ -13,6 +13,7 @@
 #include "checkpoint.h"
 #include "dataset.h"
 #include "device.h"
+#include "eval/generate.h"
 #include "interrupt.h"
 #include "metrics.h"
 #include "plan.h"
@@ -53,6 +54,7 @@ private:
     void after_step();
     double validate();
     void log_priors();
+    void sample();
     void save();
     void report(const Stepper::Result& r, double lr, double seconds);
     ModelExtras extras() const;
@@ -259,6 +261,19 @@ void Trainer::log_priors() {
     metrics_.log({{"event", "priors"}, {"step", state_.step}, {"layers", std::move(layers)}});
 }
 
+void Trainer::sample() {
+    SampleOptions o;
+    o.max_tokens = 200;
+    o.temperature = 0.8;
+    o.seed = config_.run.seed + uint64_t(state_.step);
+    const std::string text = sample_text(stepper_.model(), *tokenizer_, "", o);
+    std::FILE* f = std::fopen((run_dir_ + "/samples.txt").c_str(), "a");
+    if (!f) throw Error(kExitFailure, run_dir_ + "/samples.txt: cannot be written");
+    std::fprintf(f, "--- step %lld\n%s\n", (long long)state_.step, text.c_str());
+    if (std::fclose(f) != 0) throw Error(kExitFailure, run_dir_ + "/samples.txt: cannot be written (disk full?)");
+    stepper_.model().reserve(config_.train.micro_batch, config_.train.seq_len, keep_for(config_.train.recompute));
+}
+
 void Trainer::save() {
     if (saved_step_ == state_.step) return;
     Model& model = stepper_.model();
@@ -288,6 +303,7 @@ void Trainer::after_step() {
                                         std::exp(loss), bits.c_str()));
         }
     }
+    if (tokenizer_ && t.sample_every > 0 && every(t.sample_every)) sample();
     if (every(t.checkpoint_every) || state_.step == t.steps) save();
 }
 
