@@ -140,7 +140,7 @@ TEST_P(CpuOps, Exp) {
     }
 }
 
-TEST_P(Ops, PackedAndTransposedMatrices) {
+TEST_P(CpuOps, PackedAndTransposedMatrices) {
     const Kernels& k = kernels_for(GetParam());
     for (const auto& [rows, columns] : {std::pair{1, 1}, {7, 64}, {32, 3}, {33, 17}, {64, 63}, {65, 50}}) {
         const int stride = columns + 5, row_blocks = (rows + kPackK - 1) / kPackK;
@@ -165,7 +165,8 @@ TEST_P(Ops, PackedAndTransposedMatrices) {
     }
 }
 
-TEST_P(Ops, MatmulIsNeverAReferenceImplementation) {
+TEST_P(CpuOps, MatmulIsNeverAReferenceImplementation) {
+    CpuBackend cpu(2, GetParam());
     for (DType t : kFloats) EXPECT_EQ(cpu.describe()[std::string("matmul ") + name_of(t)].find("ref"), std::string::npos);
     if (cpu.fast_bf16()) {
         EXPECT_EQ(cpu.describe()["matmul bf16"].find("brg:avx512_core_"), 0u);
