@@ -250,6 +250,12 @@ void add_score(CLI::App& app, Action& action) {
     cmd->add_option("--tokens", o->tokens, "token shard, or ids as text");
     cmd->add_option("--text", o->text, "text file");
     cmd->add_flag("--document-mask", o->document_mask, "attention stays inside documents (default: it crosses separators)");
+    cmd->add_option("--separator", o->separator, "token id that separates documents (default: the model's, else 2)")
+        ->check(CLI::NonNegativeNumber);
+    cmd->add_option("--separator-position", o->separator_position, "of --separator: end or start of a document (default: end)")
+        ->check(CLI::IsMember({"end", "start"}));
+    cmd->add_option("--positions", o->positions, "with --document-mask, counted by document or row (default: the model's)")
+        ->check(CLI::IsMember({"document", "row"}));
     cmd->add_option("--context", o->context, "tokens a window, 0: everything at once")->check(CLI::NonNegativeNumber)->capture_default_str();
     cmd->add_option("--stride", o->stride, "tokens between windows, 0: the context")->check(CLI::NonNegativeNumber)->capture_default_str();
     cmd->add_flag("--exact", o->exact, "compute every key block, also those whose weights are below 1e-9 of their row");

@@ -105,6 +105,45 @@ TEST_P(GoldenTest, ProductTrainsAlike) {
 
 // ---- through the command line ------------------------------------------------------------------------------------------
 
+// ln softmax(logits of one token)[id], in double.
+double log_probability(const float* logits, int vocab, int id) {
+    double top = logits[0], sum = 0;
+    for (int v = 0; v < vocab; ++v) top = std::max(top, double(logits[v]));
+    for (int v = 0; v < vocab; ++v) sum += std::exp(logits[v] - top);
+    return logits[id] - top - std::log(sum);
+}
+
+// Each row alone: its first token is not scored, the others as the row's logits say.
+TEST_P(GoldenTest, ScoreCommandAgrees) {
+    REQUIRE_BAM();
+    const Golden& g = GetParam();
+    const int T = g.train.seq_len, V = g.model.vocab_size;
+    const char* positions = g.data.positions_by_document ? "document" : "row";
+    for (int row = 0; row < g.rows; ++row) {
+        const TempDir dir;
+        const std::vector<int32_t> ids(g.tokens.begin() + row * T, g.tokens.begin() + row * T + T + 1);
+        std::string text;
+        for (int32_t id : ids) text += std::to_string(id) + " ";
+        const std::string file = dir.file(row % 2 ? "ids.bin" : "ids.txt");  // a shard or text
+        row % 2 ? write_shard(file, ids) : write_file(file, text);
+        std::vector<std::string> args = {"score", g.directory, "--tokens", file, "--device", "cpu", "--dtype", "fp32"};
+        if (g.data.document_mask) args.insert(args.end(), {"--document-mask", "--positions", positions});
+        if (!g.data.separator_at_end) args.insert(args.end(), {"--separator", "2", "--separator-position", "start"});
+        const RunResult r = run_bam(args);
+        ASSERT_EQ(r.code, 0) << r.err;
+        const std::vector<std::string> lines = lines_of(r.out);
+        ASSERT_EQ(lines.size(), size_t(T + 1)) << r.out;
+        for (int t = 0; t <= T; ++t) {
+            const json line = json::parse(lines[size_t(t)]);
+            ASSERT_EQ(line["id"], ids[size_t(t)]);
+            ASSERT_EQ(line["logprob"].is_null(), t == 0) << lines[size_t(t)];
+            if (t == 0) continue;
+            const float* logits = g.expected.at("logits").data() + size_t(row * T + t - 1) * size_t(V);
+            EXPECT_NEAR(double(line["logprob"]), log_probability(logits, V, ids[size_t(t)]), 2e-5) << "token " << t;
+        }
+    }
+}
+
 json run_config(const Golden& g, const TempDir& dir) {
     const json recipe = json::parse(read_file(g.directory + "/train.json"));
     json c;

@@ -20,6 +20,28 @@ static std::vector<int> ids_to_score(const ScoreCommand& c, const LoadedModel& m
     return ids;
 }
 
+// Documents as the model was trained on them, else as the command says. A model made by others names no separator: then it
+// is the config's default, token 2 at a document's end, and the user is told.
+static SessionOptions documents_to_score(const ScoreCommand& c, const LoadedModel& m) {
+    SessionOptions options = m.session_options(c.document_mask);
+    DataConfig& d = options.data;
+    if (c.positions == "row" || c.positions == "document") d.positions_by_document = c.positions == "document";
+    if (c.separator >= m.files.config.vocab_size)
+        throw Error(kExitUsage, "separator " + std::to_string(c.separator) + ", expected below the model's vocab_size " +
+                                    std::to_string(m.files.config.vocab_size));
+    if (c.separator >= 0) {
+        d.separator_id = int(c.separator);
+        d.separator_at_end = c.separator_position != "start";
+    } else if (c.document_mask && !d.has_separator) {
+        d.separator_id = 2;
+        d.separator_at_end = true;
+        std::fprintf(stderr, "%s names no separator: documents end with token 2 (--separator tells otherwise)\n",
+                     m.files.path.c_str());
+    }
+    d.has_separator = d.has_separator || c.document_mask;
+    return options;
+}
+
 int score_command(const ScoreCommand& c) {
     if (c.tokens.empty() == c.text.empty()) throw Error(kExitUsage, "score reads one file, expected --tokens FILE or --text FILE");
     if (c.context < 0 || c.stride < 0) throw Error(kExitUsage, "context and stride are numbers of tokens, expected 1 or more");
@@ -31,7 +53,7 @@ int score_command(const ScoreCommand& c) {
     const int64_t n = int64_t(ids.size());
     check_memory(m, 1, c.context ? std::min(n, c.context) : n, "scoring " + std::to_string(n) + " tokens");
     load(m);
-    SessionOptions options = m.session_options(c.document_mask);
+    SessionOptions options = documents_to_score(c, m);
     options.skip_below = c.exact ? 0 : kSkipBelow;
     Session session(*m.model, options);
     const std::vector<double> logprobs = score_tokens(session, ids, c.context, c.stride ? c.stride : c.context);

@@ -13,6 +13,9 @@ struct ScoreCommand {
     LoadOptions load;
     bool document_mask = false, exact = false;
     int64_t context = 0, stride = 0;   // 0: everything, the context
+    int64_t separator = -1;            // -1: the model's
+    std::string separator_position;    // end | start, of a separator given here
+    std::string positions;             // document | row; empty: the model's
 };
 
 // A JSON line for each token on stdout: {"id":5,"logprob":-1.25}, null for the first.
