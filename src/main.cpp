@@ -14,6 +14,7 @@
 #include "data_tools.h"
 #include "eval/commands.h"
 #include "eval/eval.h"
+#include "eval/inspect.h"
 #include "info.h"
 #include "interrupt.h"
 #include "report.h"
@@ -284,6 +285,23 @@ void add_generate(CLI::App& app, Action& action) {
     cmd->callback([o, &action] { action = [o] { return generate_command(*o); }; });
 }
 
+void add_inspect(CLI::App& app, Action& action) {
+    CLI::App* cmd = app.add_subcommand("inspect", "Show each head's prior over distance, and where it looks in a prompt");
+    auto o = std::make_shared<InspectCommand>();
+    cmd->add_option("model", o->model, kModelHelp)->required();
+    cmd->add_option("--prompt", o->prompt, "text; shown is the attention of its last token");
+    cmd->add_option("--span", o->span, "part of the prompt whose share of the attention is shown");
+    cmd->add_option("--passkey", o->passkey, "the passkey task's prompt of so many tokens, the key in the middle and marked")
+        ->check(CLI::PositiveNumber);
+    cmd->add_option("--length", o->length, "tokens the prior's mass spreads over (default: the prompt's, or the trained length)")
+        ->check(CLI::PositiveNumber);
+    cmd->add_option("--seed", o->seed, "of the pass key")->capture_default_str();
+    cmd->add_option("--out", o->out, "JSON file (default: eval/inspect.json of the run when there is a prompt)");
+    cmd->add_flag("--json", o->json, "JSON instead of the table");
+    add_load_options(cmd, o->load);
+    cmd->callback([o, &action] { action = [o] { return inspect_command(*o); }; });
+}
+
 void add_info(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("info", "Device, threads, instruction set, libraries, build");
     struct Arguments {
@@ -302,8 +320,8 @@ int run(int argc, char** argv) {
     app.footer("Exit codes: 0 done, 1 failure (disk, memory), 2 usage or config, 3 data or model, 4 diverged, 5 a peer was lost, "
                "75 stopped after saving.\n`bam COMMAND --help` tells more.");
     Action action;
-    for (auto add : {add_train, add_compare, add_eval, add_score, add_generate, add_tokenize, add_make_corpus, add_data,
-                     add_bench, add_report, add_info})
+    for (auto add : {add_train, add_compare, add_eval, add_score, add_generate, add_inspect, add_tokenize, add_make_corpus,
+                     add_data, add_bench, add_report, add_info})
         add(app, action);
     try {
         app.parse(argc, argv);
