@@ -89,7 +89,10 @@ Spread spread(const std::vector<double>& x) {
     return s;
 }
 
-json to_json(const Spread& s) { return {{"mean", s.mean}, {"sd", s.sd}, {"n", s.n}}; }
+json to_json(const Spread& s) {
+    auto number = [](double x) { return std::isfinite(x) ? json(x) : json(nullptr); };
+    return {{"mean", number(s.mean)}, {"sd", number(s.sd)}, {"n", s.n}};
+}
 
 // Metric name -> values over the seeds. Metrics with a length are "ppl@512", "passkey@512", "digits@512".
 using Values = std::map<std::string, std::vector<double>>;
