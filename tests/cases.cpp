@@ -108,7 +108,8 @@ ReferenceBatch batch_of(const Case& c) {
     return reference_batch(stream, c.rows, c.length, c.data);
 }
 
-void set_parameters(std::vector<double>& weights, const ParameterTable& table, const std::string& suffix, double value) {
+void set_parameters(std::vector<double>& weights, const ParameterTable& table, const std::string& suffix,
+                    double value) {
     for (const Parameter& p : table.all)
         if (p.name.ends_with(suffix)) std::fill_n(weights.begin() + p.offset, p.numel(), value);
 }

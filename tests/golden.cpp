@@ -28,7 +28,8 @@ ModelConfig model_of(const json& j) {
     }
     if (p.contains("sinusoidal")) {
         m.position.sinusoidal_theta = p["sinusoidal"]["theta"];
-        m.position.sinusoidal_variant = p["sinusoidal"]["variant"] == "bam" ? SinusoidalVariant::bam : SinusoidalVariant::vaswani;
+        m.position.sinusoidal_variant =
+            p["sinusoidal"]["variant"] == "bam" ? SinusoidalVariant::bam : SinusoidalVariant::vaswani;
     }
     if (p.contains("bam")) {
         m.position.bam_global = p["bam"]["scope"] == "global";
@@ -50,7 +51,8 @@ void read_recipe(Golden& g, const json& j) {
     g.train.schedule.final_fraction = s.value("final_fraction", 0.1);
     const json& o = j["optimizer"];
     g.train.optimizer.name = o["name"] == "adamw" ? OptimizerKind::adamw : OptimizerKind::radam;
-    g.train.optimizer.lr = o["lr"], g.train.optimizer.eps = o["eps"], g.train.optimizer.weight_decay = o["weight_decay"];
+    g.train.optimizer.lr = o["lr"], g.train.optimizer.eps = o["eps"],
+    g.train.optimizer.weight_decay = o["weight_decay"];
     g.train.optimizer.prior_lr = o.value("prior_lr", -1.0);
     g.train.optimizer.beta1 = o["betas"][0], g.train.optimizer.beta2 = o["betas"][1];
     g.data.has_separator = true;
@@ -94,7 +96,9 @@ std::map<std::string, std::vector<float>> read_tensors(const std::string& path) 
     return tensors;
 }
 
-std::string Golden::case_name() const { return fs::path(directory).filename().string() + "_" + mask; }
+std::string Golden::case_name() const {
+    return fs::path(directory).filename().string() + "_" + mask;
+}
 
 std::vector<float> Golden::arena(const ParameterTable& table) const {
     std::vector<float> arena(size_t(table.total));

@@ -20,14 +20,17 @@ struct Golden {
     int rows = 0;
     std::vector<int32_t> tokens;                        // rows * seq_len + 1
     std::map<std::string, std::vector<float>> weights;  // by parameter name
-    std::map<std::string, std::vector<float>> expected; // "logits", "loss", "grad.NAME", "losses", "grad_norms", "final.NAME"
+    std::map<std::string, std::vector<float>>
+        expected;  // "logits", "loss", "grad.NAME", "losses", "grad_norms", "final.NAME"
 
     std::string name() const { return directory + "/" + mask; }
-    std::string case_name() const;                      // for GoogleTest: the last folder and the mask
+    std::string case_name() const;  // for GoogleTest: the last folder and the mask
     std::vector<float> arena(const ParameterTable& table) const;
 };
 
-inline std::ostream& operator<<(std::ostream& out, const Golden& g) { return out << g.name(); }
+inline std::ostream& operator<<(std::ostream& out, const Golden& g) {
+    return out << g.name();
+}
 
 // F32 and I32 tensors of a safetensors file, the bits of I32 kept in floats.
 std::map<std::string, std::vector<float>> read_tensors(const std::string& path);

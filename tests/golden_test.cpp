@@ -1,5 +1,5 @@
-// Agreement with numbers that other programs computed (DESIGN §2.5): first of the double-precision reference, then of the
-// product.
+// Agreement with numbers that other programs computed (DESIGN §2.5): first of the double-precision reference, then of
+// the product.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,7 +50,8 @@ class GoldenTest : public testing::TestWithParam<Golden> {};
 
 TEST(GoldenData, IsThere) {
     EXPECT_FALSE(all_goldens().empty());
-    if (goldens_dir().empty()) GTEST_SKIP() << "no goldens directory (BAM_GOLDENS): only the copies in tests/data are used";
+    if (goldens_dir().empty())
+        GTEST_SKIP() << "no goldens directory (BAM_GOLDENS): only the copies in tests/data are used";
     EXPECT_GE(all_goldens().size(), 11u);
 }
 
@@ -59,7 +60,8 @@ TEST_P(GoldenTest, ReferenceAgrees) {
     const ParameterTable table = make_parameter_table(g.model);
     const std::vector<float> arena = g.arena(table);
     const std::vector<double> weights(arena.begin(), arena.end());
-    const ReferenceOutput out = reference_run(g.model, table, weights, reference_batch(g.tokens, g.rows, g.train.seq_len, g.data));
+    const ReferenceOutput out =
+        reference_run(g.model, table, weights, reference_batch(g.tokens, g.rows, g.train.seq_len, g.data));
     EXPECT_LE(worst(out.logits.data(), g.expected.at("logits")), 1e-5);
     EXPECT_NEAR(out.loss, g.expected.at("loss")[0], 1e-5);
     expect_gradients(g, table, out.grads.data());
@@ -103,7 +105,7 @@ TEST_P(GoldenTest, ProductTrainsAlike) {
     }
 }
 
-// ---- through the command line ------------------------------------------------------------------------------------------
+// ---- through the command line --------------------------------------------------------------------------------------
 
 // ln softmax(logits of one token)[id], in double.
 double log_probability(const float* logits, int vocab, int id) {
@@ -154,12 +156,9 @@ json run_config(const Golden& g, const TempDir& dir) {
                  {"positions", recipe["positions"]},
                  {"document_mask", g.mask == "docmask"},
                  {"shuffle", false}};
-    c["train"] = {{"seq_len", g.train.seq_len},
-                  {"tokens_per_step", g.rows * g.train.seq_len},
-                  {"steps", g.train.steps},
-                  {"optimizer", recipe["optimizer"]},
-                  {"schedule", recipe["schedule"]},
-                  {"grad_clip", g.train.grad_clip}};
+    c["train"] = {{"seq_len", g.train.seq_len},     {"tokens_per_step", g.rows * g.train.seq_len},
+                  {"steps", g.train.steps},         {"optimizer", recipe["optimizer"]},
+                  {"schedule", recipe["schedule"]}, {"grad_clip", g.train.grad_clip}};
     return c;
 }
 
@@ -192,9 +191,8 @@ TEST_P(GoldenTest, TrainCommandAgrees) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(all_goldens()), [](const auto& info) {
-    return info.param.case_name();
-});
+INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(all_goldens()),
+                         [](const auto& info) { return info.param.case_name(); });
 
 }  // namespace
 }  // namespace bam::test

@@ -1,5 +1,5 @@
-// Gradients, for every variant, option and parameter: the double-precision reference against central differences of its own
-// loss, then the product in fp32 against the reference.
+// Gradients, for every variant, option and parameter: the double-precision reference against central differences of its
+// own loss, then the product in fp32 against the reference.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,8 +21,8 @@ struct Differences {
 };
 
 // The derivative along one random direction in every tensor: wrong in any element, it is wrong.
-void expect_central_differences(const std::string& name, const ModelConfig& m, std::vector<double> w, const ReferenceBatch& batch,
-                                const Differences& how = {}) {
+void expect_central_differences(const std::string& name, const ModelConfig& m, std::vector<double> w,
+                                const ReferenceBatch& batch, const Differences& how = {}) {
     const ParameterTable table = make_parameter_table(m);
     const std::vector<double> grads = reference_run(m, table, w, batch).grads;
     const std::vector<double> w0 = w;
@@ -39,7 +39,8 @@ void expect_central_differences(const std::string& name, const ModelConfig& m, s
         double x = 0;
         const double by_difference = central_difference(
             [&] {
-                for (size_t i = 0; i < direction.size(); ++i) w[size_t(p.offset) + i] = w0[size_t(p.offset) + i] + x * direction[i];
+                for (size_t i = 0; i < direction.size(); ++i)
+                    w[size_t(p.offset) + i] = w0[size_t(p.offset) + i] + x * direction[i];
                 return reference_run(m, table, w, batch, false).loss;
             },
             x, how.step);
@@ -62,7 +63,8 @@ bool acts_on_logits(const std::string& name) {
     return false;
 }
 
-constexpr std::pair<double, double> kExtremes[] = {{0.0, -9.0}, {60.0, 0.5}, {60.0, -9.0}, {60.0, 3.0}, {-60.0, 3.0}};  // alpha, beta
+constexpr std::pair<double, double> kExtremes[] = {
+    {0.0, -9.0}, {60.0, 0.5}, {60.0, -9.0}, {60.0, 3.0}, {-60.0, 3.0}};  // alpha, beta
 constexpr double kBetas[] = {-3.0, -2.0, -1.0, -0.3, -0.1, 0.0, 0.5, 1.0, 2.0};
 
 // The prior's singular point is d = 0 itself; theta_mu has a kink there.
@@ -122,7 +124,8 @@ TEST(Reference, OneTokenDocumentsGiveThePriorNoGradient) {
         EXPECT_TRUE(std::isfinite(out.loss));
         for (const Parameter& p : table.all) {
             if (!acts_on_logits(p.name)) continue;
-            for (int64_t i = 0; i < p.numel(); ++i) EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0) << variant << " " << p.name;
+            for (int64_t i = 0; i < p.numel(); ++i)
+                EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0) << variant << " " << p.name;
         }
     }
 }
@@ -141,11 +144,11 @@ TEST(Reference, ExtremeThetasStayFinite) {
         }
 }
 
-// ---- the product -----------------------------------------------------------------------------------------------------------
+// ---- the product ---------------------------------------------------------------------------------------------------
 
 struct Agreement {
     int threads = 1;
-    double slack = 1;  // on the gradients: with long rows and wide heads the terms of ds_h cancel (1.4 in PyTorch's fp32)
+    double slack = 1;  // on the gradients: in long rows and wide heads terms of ds_h cancel (1.4 in PyTorch's fp32)
 };
 
 // DESIGN §2.5: logits and losses 1e-5, gradients 1e-5 max|g| of the tensor + 1e-7.
@@ -177,7 +180,9 @@ void expect_cases_agree(const std::vector<Case>& cases, Agreement how = {}) {
     }
 }
 
-TEST(ProductGradients, SmallOddShape) { expect_cases_agree(all_cases()); }
+TEST(ProductGradients, SmallOddShape) {
+    expect_cases_agree(all_cases());
+}
 
 TEST(ProductGradients, LongerRows) {
     const Shape shape = {.heads = 4, .kv_heads = 2, .head_dim = 12, .ffn = 29, .vocab = 257, .layers = 1, .length = 65};
@@ -185,10 +190,11 @@ TEST(ProductGradients, LongerRows) {
 }
 
 TEST(ProductGradients, WiderHeads) {
-    for (const Shape& shape : {Shape{.heads = 3, .head_dim = 48, .ffn = 65, .vocab = 33, .layers = 1, .rows = 1, .length = 130},
-                               Shape{.heads = 2, .head_dim = 17, .ffn = 16, .vocab = 64, .layers = 1, .rows = 3, .length = 64},
-                               Shape{.heads = 1, .head_dim = 128, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1},
-                               Shape{.heads = 1, .head_dim = 255, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1}})
+    for (const Shape& shape :
+         {Shape{.heads = 3, .head_dim = 48, .ffn = 65, .vocab = 33, .layers = 1, .rows = 1, .length = 130},
+          Shape{.heads = 2, .head_dim = 17, .ffn = 16, .vocab = 64, .layers = 1, .rows = 3, .length = 64},
+          Shape{.heads = 1, .head_dim = 128, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1},
+          Shape{.heads = 1, .head_dim = 255, .ffn = 3, .vocab = 5, .layers = 1, .rows = 1}})
         expect_cases_agree(few_cases(shape), {.slack = 3});
 }
 
@@ -202,12 +208,13 @@ TEST(ProductGradients, PriorForEveryBeta) {
                 std::vector<double> w = reference_weights(c.model, table, 2);
                 set_parameters(w, table, "theta_beta", float(beta));
                 set_parameters(w, table, "theta_mu", float(std::asinh(mu / 2)));
-                expect_product_agrees(c.name + " beta " + std::to_string(beta) + " mu " + std::to_string(mu), c.model, w, batch_of(c));
+                expect_product_agrees(c.name + " beta " + std::to_string(beta) + " mu " + std::to_string(mu), c.model,
+                                      w, batch_of(c));
             }
 }
 
-// s_h < 0 and beta < 0: a query sees next to nothing but itself, where the prior is -1e10, and only exact cancellation keeps
-// that out of the gradient. alpha = 60 does the same at beta > 0.
+// s_h < 0 and beta < 0: a query sees next to nothing but itself, where the prior is -1e10, and only exact cancellation
+// keeps that out of the gradient. alpha = 60 does the same at beta > 0.
 TEST(ProductGradients, ScaleOfEitherSign) {
     for (const std::string& variant : variant_names()) {
         if (!variant.ends_with("_ssmax")) continue;
@@ -223,7 +230,8 @@ TEST(ProductGradients, ScaleOfEitherSign) {
                     set_parameters(w, table, "theta_alpha", alpha);
                     set_parameters(w, table, "theta_beta", float(beta));
                     set_parameters(w, table, "theta_mu", 0.0);
-                    const std::string name = c.name + " s " + std::to_string(s) + " alpha " + std::to_string(alpha) + " beta ";
+                    const std::string name =
+                        c.name + " s " + std::to_string(s) + " alpha " + std::to_string(alpha) + " beta ";
                     expect_product_agrees(name + std::to_string(beta), c.model, w, batch_of(c));
                     if (c.model.position.encoding != Encoding::bam) break;
                 }
@@ -245,7 +253,8 @@ TEST(ProductGradients, OneTokenDocumentsGiveThePriorNoGradient) {
             const ProductOutput out = Product(c.model, as_floats(w)).run(batch);
             for (const Parameter& p : table.all) {
                 if (!acts_on_logits(p.name)) continue;
-                for (int64_t i = 0; i < p.numel(); ++i) EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0f) << variant << " " << p.name;
+                for (int64_t i = 0; i < p.numel(); ++i)
+                    EXPECT_EQ(out.grads[size_t(p.offset + i)], 0.0f) << variant << " " << p.name;
             }
         }
 }
@@ -264,8 +273,10 @@ TEST(ProductGradients, ExtremeThetasStayFinite) {
                     set_parameters(w, table, "theta_mu", 0.0);
                     set_parameters(w, table, "seq_scale", s);
                     const ProductOutput out = Product(c.model, as_floats(w), dtype).run(batch_of(c));
-                    EXPECT_TRUE(std::isfinite(max_abs(out.logits))) << variant << " " << alpha << " " << beta << " " << s;
-                    EXPECT_TRUE(std::isfinite(max_abs(out.grads))) << variant << " " << alpha << " " << beta << " " << s;
+                    EXPECT_TRUE(std::isfinite(max_abs(out.logits)))
+                        << variant << " " << alpha << " " << beta << " " << s;
+                    EXPECT_TRUE(std::isfinite(max_abs(out.grads)))
+                        << variant << " " << alpha << " " << beta << " " << s;
                 }
 }
 

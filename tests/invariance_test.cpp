@@ -44,7 +44,8 @@ TEST(Invariance, IdenticalDocumentsScoreAlike) {
     const std::vector<int32_t> stream = joined({text, between, text, text, {5}});
     for (const Case& c : few_cases(kShape)) {
         Product p(c.model, weights_of(c.model));
-        const std::vector<float> z = p.logits(reference_batch(stream, 1, int(stream.size()) - 1, documents(true, true)));
+        const std::vector<float> z =
+            p.logits(reference_batch(stream, 1, int(stream.size()) - 1, documents(true, true)));
         const std::vector<float> first = rows_of(z, kShape.vocab, 0, 23);
         EXPECT_LE(max_abs_difference(rows_of(z, kShape.vocab, 37, 23), first), 1e-5) << c.name;
         EXPECT_LE(max_abs_difference(rows_of(z, kShape.vocab, 60, 23), first), 1e-5) << c.name;
@@ -58,11 +59,13 @@ TEST(Invariance, OtherDocumentsDoNotMatterToTheBit) {
         for (DType dtype : {DType::f32, DType::bf16}) {
             Product p(c.model, weights_of(c.model), dtype);
             for (int first : {1, 7, 64, 70}) {
-                const std::vector<int32_t> tail = joined({document(9, kShape.vocab, 5), document(T + 1 - 9 - first, kShape.vocab, 6)});
+                const std::vector<int32_t> tail =
+                    joined({document(9, kShape.vocab, 5), document(T + 1 - 9 - first, kShape.vocab, 6)});
                 std::vector<float> z[2];
                 for (int i : {0, 1}) {
                     const std::vector<int32_t> stream = joined({document(first, kShape.vocab, uint64_t(10 + i)), tail});
-                    z[i] = rows_of(p.logits(reference_batch(stream, 1, T, documents(true, true))), kShape.vocab, first, T - first);
+                    z[i] = rows_of(p.logits(reference_batch(stream, 1, T, documents(true, true))), kShape.vocab, first,
+                                   T - first);
                 }
                 EXPECT_EQ(z[0], z[1]) << c.name << " " << name_of(dtype) << " after " << first;
             }
@@ -74,7 +77,8 @@ TEST(Invariance, LaterTokensDoNotMatterToTheBit) {
         Product p(c.model, weights_of(c.model));
         std::vector<std::vector<float>> z;
         for (uint64_t seed : {10, 11}) {
-            const std::vector<int32_t> stream = joined({random_tokens(70, kShape.vocab, 1), random_tokens(31, kShape.vocab, seed)});
+            const std::vector<int32_t> stream =
+                joined({random_tokens(70, kShape.vocab, 1), random_tokens(31, kShape.vocab, seed)});
             z.push_back(rows_of(p.logits(reference_batch(stream, 1, 100, documents(false))), kShape.vocab, 0, 70));
         }
         EXPECT_EQ(z[0], z[1]) << c.name;
@@ -115,7 +119,8 @@ TEST(Invariance, RecomputedActivationsGiveTheSameGradient) {
             for (Keep keep : {Keep::no_attention, Keep::inputs}) {
                 const ProductOutput made_again = p.run(batch_of(c), 0, keep);
                 EXPECT_EQ(made_again.losses, kept.losses) << c.name << " " << name_of(dtype);
-                expect_same_gradients(p.model().table(), made_again.grads, kept.grads, c.name, dtype == DType::f32 ? 1e-6 : 1e-2);
+                expect_same_gradients(p.model().table(), made_again.grads, kept.grads, c.name,
+                                      dtype == DType::f32 ? 1e-6 : 1e-2);
             }
         }
 }
@@ -171,13 +176,14 @@ TEST(Invariance, CachedChunksScoreLikeTheWhole) {
                 p.model().forward(b, &cache);
                 std::vector<float> z(size_t(n * kShape.vocab));
                 p.model().logits(0, n, z.data());
-                EXPECT_LE(max_abs_difference(z, rows_of(wanted, kShape.vocab, begin, n)), 1e-5) << c.name << " chunks of " << chunk;
+                EXPECT_LE(max_abs_difference(z, rows_of(wanted, kShape.vocab, begin, n)), 1e-5)
+                    << c.name << " chunks of " << chunk;
             }
         }
     }
 }
 
-// ---- initial weights ---------------------------------------------------------------------------------------------------------
+// ---- initial weights -----------------------------------------------------------------------------------------------
 
 std::map<std::string, std::vector<float>> initial_weights(const ModelConfig& m, uint64_t seed) {
     const ParameterTable table = make_parameter_table(m);
@@ -201,7 +207,8 @@ TEST(InitialWeights, AreTheSameForEveryEncoding) {
                 m.position.train_mu = global;
                 const auto w = initial_weights(m, 7);
                 for (const auto& [name, values] : shared) EXPECT_EQ(w.at(name), values) << variant << " " << name;
-                for (const auto& [name, values] : w) EXPECT_TRUE(std::isfinite(max_abs(values))) << variant << " " << name;
+                for (const auto& [name, values] : w)
+                    EXPECT_TRUE(std::isfinite(max_abs(values))) << variant << " " << name;
             }
         EXPECT_NE(initial_weights(first, 8).at("output.weight"), shared.at("output.weight"));
         EXPECT_NE(shared.at("layers.0.feed_forward.w1.weight"), shared.at("layers.0.feed_forward.w3.weight"));
@@ -223,7 +230,8 @@ Moments moments(const std::vector<float>& x) {
 
 // DESIGN §2.1: uniform +-1/sqrt(fan_in) has deviation bound/sqrt(3).
 TEST(InitialWeights, HaveTheDistributionsOfTheDesign) {
-    ModelConfig m = model_for("bam_ssmax", {.heads = 4, .kv_heads = 4, .head_dim = 25, .ffn = 200, .vocab = 300, .layers = 2});
+    ModelConfig m =
+        model_for("bam_ssmax", {.heads = 4, .kv_heads = 4, .head_dim = 25, .ffn = 200, .vocab = 300, .layers = 2});
     const auto pytorch = initial_weights(m, 3);
     m.init = "gpt2";
     const auto gpt2 = initial_weights(m, 3);
@@ -248,7 +256,7 @@ TEST(InitialWeights, HaveTheDistributionsOfTheDesign) {
     EXPECT_LE(moments(initial_weights(m, 3).at("tok_embeddings.weight")).largest, 0.1001);
 }
 
-// ---- documents -----------------------------------------------------------------------------------------------------------------
+// ---- documents -----------------------------------------------------------------------------------------------------
 
 TEST(Documents, AreFoundAsTheReferenceFindsThem) {
     for (bool mask : {false, true})

@@ -35,7 +35,9 @@ void formula_step(Scalar& s, double g, const OptimizerConfig& o, double lr, doub
     }
 }
 
-double gradient_at(int t, int i) { return std::sin(1.7 * t + 0.9 * i) * std::pow(10.0, i - 2); }
+double gradient_at(int t, int i) {
+    return std::sin(1.7 * t + 0.9 * i) * std::pow(10.0, i - 2);
+}
 
 ModelConfig small_bam() {
     ModelConfig m;

@@ -9,7 +9,9 @@ namespace bam::test {
 Batch product_batch(const ReferenceBatch& batch, int first_row, int rows) {
     if (rows == 0) rows = batch.B - first_row;
     const auto begin = size_t(first_row * batch.T), end = begin + size_t(rows * batch.T);
-    auto part = [&](const auto& x) { return std::vector<int32_t>(x.begin() + int64_t(begin), x.begin() + int64_t(end)); };
+    auto part = [&](const auto& x) {
+        return std::vector<int32_t>(x.begin() + int64_t(begin), x.begin() + int64_t(end));
+    };
     Batch b;
     b.B = rows, b.T = batch.T;
     b.ids = part(batch.ids), b.targets = part(batch.targets);
@@ -49,8 +51,9 @@ ProductOutput Product::run(const ReferenceBatch& batch, int micro_batch, Keep ke
     for (int row = 0; row < batch.B; row += micro_batch) {
         const int rows = std::min(micro_batch, batch.B - row);
         model_->reserve(rows, batch.T, keep);
-        model_->loss_and_gradients(product_batch(batch, row, rows), losses.slice(int64_t(row) * batch.T, int64_t(rows) * batch.T),
-                                   grads, 1.0f / float(N));
+        model_->loss_and_gradients(product_batch(batch, row, rows),
+                                   losses.slice(int64_t(row) * batch.T, int64_t(rows) * batch.T), grads,
+                                   1.0f / float(N));
     }
     out.losses.resize(size_t(N));
     out.grads.resize(size_t(grads.numel()));
@@ -59,6 +62,8 @@ ProductOutput Product::run(const ReferenceBatch& batch, int micro_batch, Keep ke
     return out;
 }
 
-std::vector<float> as_floats(const std::vector<double>& x) { return {x.begin(), x.end()}; }
+std::vector<float> as_floats(const std::vector<double>& x) {
+    return {x.begin(), x.end()};
+}
 
 }  // namespace bam::test

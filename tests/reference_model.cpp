@@ -11,7 +11,7 @@ namespace {
 
 using Vec = std::vector<double>;
 
-// ---- pieces: each forward with its derivative ---------------------------------------------------------------------------
+// ---- pieces: each forward with its derivative ----------------------------------------------------------------------
 
 // y (N, out) = x (N, in) W^T, W (out, in).
 Vec times_transposed(const Vec& x, const double* W, int N, int in, int out) {
@@ -23,7 +23,8 @@ Vec times_transposed(const Vec& x, const double* W, int N, int in, int out) {
 }
 
 // dx += dy W, dW += dy^T x.
-void times_transposed_backward(Vec& dx, double* dW, const Vec& dy, const Vec& x, const double* W, int N, int in, int out) {
+void times_transposed_backward(Vec& dx, double* dW, const Vec& dy, const Vec& x, const double* W, int N, int in,
+                               int out) {
     for (int n = 0; n < N; ++n)
         for (int o = 0; o < out; ++o)
             for (int i = 0; i < in; ++i) {
@@ -62,11 +63,17 @@ void rms_norm_backward(Vec& dx, double* dw, const Vec& dy, const Vec& x, const d
     }
 }
 
-double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-double silu(double x) { return x * sigmoid(x); }
-double silu_derivative(double x) { return sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))); }
+double sigmoid(double x) {
+    return 1.0 / (1.0 + std::exp(-x));
+}
+double silu(double x) {
+    return x * sigmoid(x);
+}
+double silu_derivative(double x) {
+    return sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)));
+}
 
-// ---- positions ------------------------------------------------------------------------------------------------------------
+// ---- positions -----------------------------------------------------------------------------------------------------
 
 // Rotates every head of x (N, heads * D) by its token's position; direction -1 turns gradients back.
 void rotate(Vec& x, const std::vector<int>& position, int heads, int D, const PositionConfig& p, int direction) {
@@ -120,7 +127,7 @@ Prior bam_prior(double alpha, double beta, double theta_mu, int d) {
     return {-size, -size, -size * std::log(r), -std::exp(alpha) * beta * std::pow(r, beta - 1) * sign * mu_derivative};
 }
 
-// ---- the model --------------------------------------------------------------------------------------------------------------
+// ---- the model -----------------------------------------------------------------------------------------------------
 
 struct Layer {
     Vec x, n1, q, k, v, att, x2, n2, gate, up, y;  // q, k after rotation
@@ -130,8 +137,18 @@ struct Layer {
 class Reference {
 public:
     Reference(const ModelConfig& m, const ParameterTable& table, const Vec& weights, const ReferenceBatch& batch)
-        : m(m), table(table), w(weights), b(batch), N(batch.B * batch.T), C(m.dim), D(m.head_dim()), H(m.n_heads),
-          K(m.n_kv_heads), F(m.ffn_hidden), V(m.vocab_size), dw(weights.size(), 0.0) {}
+        : m(m),
+          table(table),
+          w(weights),
+          b(batch),
+          N(batch.B * batch.T),
+          C(m.dim),
+          D(m.head_dim()),
+          H(m.n_heads),
+          K(m.n_kv_heads),
+          F(m.ffn_hidden),
+          V(m.vocab_size),
+          dw(weights.size(), 0.0) {}
 
     ReferenceOutput run(bool with_gradients) {
         ReferenceOutput out;
@@ -247,7 +264,8 @@ private:
             for (int c = 0; c < C; ++c) {
                 double& value = x[size_t(n * C + c)];
                 value = weight("tok_embeddings.weight")[b.ids[size_t(n)] * C + c];
-                if (m.position.encoding == Encoding::sinusoidal) value += sinusoid(b.position[size_t(n)], c, C, m.position);
+                if (m.position.encoding == Encoding::sinusoidal)
+                    value += sinusoid(b.position[size_t(n)], c, C, m.position);
             }
         for (int l = 0; l < m.n_layers; ++l) x = layer_forward(l, x);
         last = x;
@@ -272,18 +290,21 @@ private:
                 dlogits[size_t(n * V + v)] = (std::exp(out.logits[size_t(n * V + v)] - log_sum) - (v == target)) / N;
             }
         Vec dnorm(last.size(), 0.0), dx(last.size(), 0.0);
-        times_transposed_backward(dnorm, gradient(output_matrix()), dlogits, last_norm, weight(output_matrix()), N, C, V);
+        times_transposed_backward(dnorm, gradient(output_matrix()), dlogits, last_norm, weight(output_matrix()), N, C,
+                                  V);
         rms_norm_backward(dx, gradient("norm.weight"), dnorm, last, weight("norm.weight"), N, C, m.norm_eps);
         for (int l = m.n_layers; l-- > 0;) layer_backward(l, dx);
         for (int n = 0; n < N; ++n)
-            for (int c = 0; c < C; ++c) gradient("tok_embeddings.weight")[b.ids[size_t(n)] * C + c] += dx[size_t(n * C + c)];
+            for (int c = 0; c < C; ++c)
+                gradient("tok_embeddings.weight")[b.ids[size_t(n)] * C + c] += dx[size_t(n * C + c)];
     }
 
     // dx: of the layer's output on entry, of its input on return. Each branch adds to the residual's gradient.
     void layer_backward(int l, Vec& dx) {
         const Layer& a = layers[size_t(l)];
         auto matmul = [&](Vec& din, const char* name, const Vec& dout, const Vec& in, int width_in, int width_out) {
-            times_transposed_backward(din, gradient(in_layer(l, name)), dout, in, weight(in_layer(l, name)), N, width_in, width_out);
+            times_transposed_backward(din, gradient(in_layer(l, name)), dout, in, weight(in_layer(l, name)), N,
+                                      width_in, width_out);
         };
         Vec dy(a.y.size(), 0.0), dgate(a.y.size()), dup(a.y.size()), dn(dx.size(), 0.0);
         matmul(dy, "feed_forward.w2.weight", dx, a.y, F, C);
@@ -293,7 +314,8 @@ private:
         }
         matmul(dn, "feed_forward.w1.weight", dgate, a.n2, C, F);
         matmul(dn, "feed_forward.w3.weight", dup, a.n2, C, F);
-        rms_norm_backward(dx, gradient(in_layer(l, "ffn_norm.weight")), dn, a.x2, weight(in_layer(l, "ffn_norm.weight")), N, C, m.norm_eps);
+        rms_norm_backward(dx, gradient(in_layer(l, "ffn_norm.weight")), dn, a.x2,
+                          weight(in_layer(l, "ffn_norm.weight")), N, C, m.norm_eps);
 
         Vec datt(a.att.size(), 0.0), dq(a.q.size(), 0.0), dk(a.k.size(), 0.0), dv(a.v.size(), 0.0);
         matmul(datt, "attention.wo.weight", dx, a.att, H * D, C);
@@ -310,10 +332,12 @@ private:
         matmul(dn, "attention.wq.weight", dq, a.n1, C, H * D);
         matmul(dn, "attention.wk.weight", dk, a.n1, C, K * D);
         matmul(dn, "attention.wv.weight", dv, a.n1, C, K * D);
-        rms_norm_backward(dx, gradient(in_layer(l, "attention_norm.weight")), dn, a.x, weight(in_layer(l, "attention_norm.weight")), N, C, m.norm_eps);
+        rms_norm_backward(dx, gradient(in_layer(l, "attention_norm.weight")), dn, a.x,
+                          weight(in_layer(l, "attention_norm.weight")), N, C, m.norm_eps);
     }
 
-    void attend_backward(Vec& dq, Vec& dk, Vec& dv, const Vec& datt, int l, int row, int h, int i, const std::vector<Prior>& priors) {
+    void attend_backward(Vec& dq, Vec& dk, Vec& dv, const Vec& datt, int l, int row, int h, int i,
+                         const std::vector<Prior>& priors) {
         const Layer& a = layers[size_t(l)];
         const int kv = h / (H / K), first = b.first[size_t(row * b.T + i)];
         const double root = std::sqrt(double(D)), ln_n = log_count(row, i);
@@ -356,7 +380,8 @@ ReferenceBatch reference_batch(const std::vector<int32_t>& stream, int B, int T,
         int document = 0;  // where the current one began
         for (int t = 0; t < T; ++t) {
             const int32_t id = stream[size_t(row * T + t)];
-            const bool after_end = data.separator_at_end && t > 0 && stream[size_t(row * T + t - 1)] == data.separator_id;
+            const bool after_end =
+                data.separator_at_end && t > 0 && stream[size_t(row * T + t - 1)] == data.separator_id;
             const bool at_start = !data.separator_at_end && id == data.separator_id;
             if (data.has_separator && data.document_mask && (after_end || at_start)) document = t;
             batch.ids.push_back(id);
@@ -381,8 +406,10 @@ std::vector<double> reference_weights(const ModelConfig& m, const ParameterTable
         for (int64_t i = 0; i < p.numel(); ++i) {
             const double u = 2.0 * random_uniform(seed, stream, uint64_t(i)) - 1.0;
             double value = 1.0 + 0.3 * u;  // norms, s_h
-            if (p.shape.size() == 2) value = (p.name == "tok_embeddings.weight" && !m.tie_embeddings ? 1.0 : 1.5 / std::sqrt(double(p.shape[1]))) * u;
-            if (theta) value = 0.5 * u + (p.name.ends_with("theta_mu") ? 0.0 : p.name.ends_with("theta_beta") ? 0.4 : -0.5);
+            const bool embedding = p.name == "tok_embeddings.weight" && !m.tie_embeddings;
+            if (p.shape.size() == 2) value = (embedding ? 1.0 : 1.5 / std::sqrt(double(p.shape[1]))) * u;
+            if (theta)
+                value = 0.5 * u + (p.name.ends_with("theta_mu") ? 0.0 : p.name.ends_with("theta_beta") ? 0.4 : -0.5);
             w[size_t(p.offset + i)] = double(float(value));  // exact in fp32 too
         }
     }
@@ -391,7 +418,10 @@ std::vector<double> reference_weights(const ModelConfig& m, const ParameterTable
 
 double central_difference(const std::function<double()>& f, double& x, double h) {
     const double x0 = x;
-    auto at = [&](double step) { x = x0 + step; return f(); };
+    auto at = [&](double step) {
+        x = x0 + step;
+        return f();
+    };
     const double d = (8.0 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12.0 * h);
     x = x0;
     return d;

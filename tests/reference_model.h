@@ -1,5 +1,5 @@
-// A second opinion on the whole model: DESIGN §2's formulas in double, one plain loop per formula, written to be read rather
-// than to be fast. It shares names and shapes with the product (ModelConfig, ParameterTable), and no arithmetic.
+// A second opinion on the whole model: DESIGN §2's formulas in double, one plain loop per formula, written to be read
+// rather than to be fast. It shares names and shapes with the product (ModelConfig, ParameterTable), and no arithmetic.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -27,7 +27,8 @@ struct ReferenceOutput {
 ReferenceOutput reference_run(const ModelConfig& m, const ParameterTable& table, const std::vector<double>& weights,
                               const ReferenceBatch& batch, bool with_gradients = true);
 
-// Weights that make every parameter matter: matrices like init "pytorch" but wider, norms and s_h around 1, thetas as given.
+// Weights that make every parameter matter: matrices like init "pytorch" but wider, norms and s_h around 1, thetas as
+// given.
 std::vector<double> reference_weights(const ModelConfig& m, const ParameterTable& table, uint64_t seed);
 
 // d f / d x by a five-point stencil, error O(h^4).

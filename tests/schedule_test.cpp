@@ -35,7 +35,9 @@ TEST(Schedule, CosineWithoutWarmupStartsAtTheFullRate) {
     expect_table(schedule("cosine", 0), {1});
 }
 
-TEST(Schedule, Linear) { expect_table(schedule("linear", 1), {1, 1, 0.775, 0.55, 0.325}); }
+TEST(Schedule, Linear) {
+    expect_table(schedule("linear", 1), {1, 1, 0.775, 0.55, 0.325});
+}
 
 TEST(Schedule, WarmupStableDecay) {  // the last tenth of a hundred: 1 - sqrt of 0, 0.1, ... 0.9
     std::vector<double> wanted = {0.25, 0.5, 0.75, 1};
@@ -47,11 +49,13 @@ TEST(Schedule, WarmupStableDecay) {  // the last tenth of a hundred: 1 - sqrt of
 }
 
 TEST(Schedule, WarmupStableDecayAtItsLimits) {
-    expect_table(schedule("wsd", 1, 0.1, 0.0), {1, 1, 1, 1, 1});                   // no decay at all
+    expect_table(schedule("wsd", 1, 0.1, 0.0), {1, 1, 1, 1, 1});                                    // no decay at all
     expect_table(schedule("wsd", 0, 0.0, 1.0), {1, 0.5, 1 - std::sqrt(0.5), 1 - std::sqrt(0.75)});  // nothing but
 }
 
-TEST(Schedule, Constant) { expect_table(schedule("constant", 3), {1 / 3.0, 2 / 3.0, 1, 1, 1, 1}); }
+TEST(Schedule, Constant) {
+    expect_table(schedule("constant", 3), {1 / 3.0, 2 / 3.0, 1, 1, 1, 1});
+}
 
 TEST(Schedule, WarmupMayTakeAllUpdates) {
     for (const char* name : {"cosine", "linear", "wsd", "constant"}) {
@@ -65,7 +69,8 @@ TEST(Schedule, NearsTheFinalFraction) {
         const ScheduleConfig s = schedule(name, 100);
         EXPECT_NEAR(schedule_factor(s, 20000, 20000), 0.1, 2e-3) << name;
         EXPECT_GT(schedule_factor(s, 20000, 20000), 0.1) << name;
-        for (int64_t k = 101; k < 20000; ++k) ASSERT_GE(schedule_factor(s, k, 20000), schedule_factor(s, k + 1, 20000)) << name << k;
+        for (int64_t k = 101; k < 20000; ++k)
+            ASSERT_GE(schedule_factor(s, k, 20000), schedule_factor(s, k + 1, 20000)) << name << k;
     }
 }
 

@@ -60,7 +60,8 @@ void write_shard(const std::string& path, const std::vector<int32_t>& tokens, in
     header[1] = width == 2 ? 1 : 7;
     header[2] = int32_t(tokens.size());
     for (size_t i = 0; i < tokens.size(); ++i)
-        for (int b = 0; b < width; ++b) bytes[1024 + i * size_t(width) + size_t(b)] = char(uint32_t(tokens[i]) >> (8 * b));
+        for (int b = 0; b < width; ++b)
+            bytes[1024 + i * size_t(width) + size_t(b)] = char(uint32_t(tokens[i]) >> (8 * b));
     write_file(path, bytes);
 }
 
@@ -105,7 +106,9 @@ double max_abs_difference(const std::vector<float>& a, const std::vector<float>&
     return m;
 }
 
-std::string test_data(const std::string& name) { return fs::absolute("tests/data/" + name).string(); }
+std::string test_data(const std::string& name) {
+    return fs::absolute("tests/data/" + name).string();
+}
 
 std::string goldens_dir() {
     const char* named = getenv("BAM_GOLDENS");
@@ -114,7 +117,7 @@ std::string goldens_dir() {
     return "";
 }
 
-// ---- the program -----------------------------------------------------------------------------------------------------
+// ---- the program ---------------------------------------------------------------------------------------------------
 
 std::string bam_program() {
     const char* named = getenv("BAM");
@@ -155,7 +158,8 @@ Process::Process(const std::vector<std::string>& args, const RunOptions& options
     posix_spawn_file_actions_addopen(&actions, 1, scratch_.file("out").c_str(), O_WRONLY | O_CREAT, 0600);
     posix_spawn_file_actions_addopen(&actions, 2, scratch_.file("err").c_str(), O_WRONLY | O_CREAT, 0600);
     if (!options.directory.empty()) posix_spawn_file_actions_addchdir_np(&actions, options.directory.c_str());
-    const int error = posix_spawn(&pid_, argv[0].c_str(), &actions, nullptr, pointers_to(argv).data(), pointers_to(env).data());
+    const int error =
+        posix_spawn(&pid_, argv[0].c_str(), &actions, nullptr, pointers_to(argv).data(), pointers_to(env).data());
     posix_spawn_file_actions_destroy(&actions);
     if (error) throw std::runtime_error("cannot start " + argv[0]);
 }

@@ -1,6 +1,6 @@
-// What several tests need: temporary directories, files, token shards, random fills, and the `bam` program run as a user would.
-// Paths are found from the working directory (the repository root) and from the environment: BAM the program, BAM_GOLDENS
-// the goldens.
+// What several tests need: temporary directories, files, token shards, random fills, and the `bam` program run as a
+// user would. Paths are found from the working directory (the repository root) and from the environment: BAM the
+// program, BAM_GOLDENS the goldens.
 #pragma once
 #include <sys/types.h>
 
@@ -31,7 +31,8 @@ std::vector<std::string> lines_of(const std::string& text);  // without line end
 // An llm.c shard (DESIGN §3): width 2 | 4 bytes a token.
 void write_shard(const std::string& path, const std::vector<int32_t>& tokens, int width = 2);
 
-// Ids in [0, vocab) from (seed, index); with separator_every > 0, about one in that many is `separator` and no other is.
+// Ids in [0, vocab) from (seed, index); with separator_every > 0, about one in that many is `separator` and no other
+// is.
 std::vector<int32_t> random_tokens(int64_t n, int vocab, uint64_t seed, int separator = -1, int separator_every = 0);
 std::vector<float> random_floats(int64_t n, double low, double high, uint64_t seed, uint64_t stream = 0);  // uniform
 std::vector<float> random_normals(int64_t n, double scale, uint64_t seed, uint64_t stream = 0);
@@ -43,20 +44,20 @@ double max_abs_difference(const std::vector<float>& a, const std::vector<float>&
 std::string test_data(const std::string& name);
 std::string goldens_dir();
 
-// ---- the program -----------------------------------------------------------------------------------------------------
+// ---- the program ---------------------------------------------------------------------------------------------------
 
 std::string bam_program();  // absolute path: $BAM, else build/bam; "" if there is none
 
 struct RunOptions {
     std::map<std::string, std::string> env;  // added to the environment
     std::string stdin_text;
-    std::string directory;                   // working directory; empty: this one's
-    double timeout_seconds = 300;            // then killed with SIGKILL
-    std::string program;                     // empty: bam_program()
+    std::string directory;         // working directory; empty: this one's
+    double timeout_seconds = 300;  // then killed with SIGKILL
+    std::string program;           // empty: bam_program()
 };
 
 struct RunResult {
-    int code = -1;     // exit code, or 128 + signal
+    int code = -1;  // exit code, or 128 + signal
     std::string out, err;
 };
 
