@@ -223,6 +223,22 @@ TEST(Session, Bf16AgreesWithItselfOverChunks) {
     EXPECT_LT(test::max_abs_difference(a, whole_row(*model, ids, {}, false)), 0.05 * test::max_abs(a));
 }
 
+// Leaving out key tiles that a bound shows to be negligible changes fp32 logits by less than 1e-6 of the greatest.
+TEST(Session, SkippingNegligibleKeysKeepsTheLogits) {
+    const auto device = make_cpu_backend(1);
+    const std::vector<int> ids = ids_of(1500, 1);
+    for (const std::string variant : {"alibi", "alibi_ssmax", "bam", "bam_ssmax"}) {
+        const auto model = make_model(*device, small_model(variant, 2));
+        SessionOptions o;
+        o.chunk = 200;
+        Session exact(*model, o);
+        o.skip_below = kSkipBelow;
+        Session skipping(*model, o);
+        const std::vector<float> a = read_all(exact, {ids})[0], b = read_all(skipping, {ids})[0];
+        EXPECT_LT(test::max_abs_difference(a, b), 1e-6 * test::max_abs(a)) << variant;
+    }
+}
+
 // A model in training may be asked for a sample between steps: its gradients stay what they were.
 TEST(Session, SamplingLeavesTrainingAlone) {
     const auto device = make_cpu_backend(1);

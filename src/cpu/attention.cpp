@@ -8,7 +8,7 @@
 
 namespace bam {
 
-static constexpr int64_t kTile = 64;  // of isa/attention.cpp
+static constexpr int64_t kTile = kAttentionTile;
 static constexpr int kSums = kMaxTables + 1;  // doubles a head and task
 static constexpr int kScale = 4;  // of the tables, the bias as theta_alpha's derivative where that is not table 0
 
@@ -39,12 +39,54 @@ static int64_t queries_per_task(const Attention& a, int threads) {
     return n;
 }
 
+// Bounds by tiles, and over all tiles before (keys) or beyond (distances). A prior decides what is far: without one every key
+// tile is computed.
+void CpuBackend::make_bounds(AttentionCall& c, const Attention& a) {
+    if (!(c.skip_below > 0) || !c.bias || c.S <= 2 * kTile) return;
+    AttentionBounds& b = c.bounds;
+    const int64_t pairs = int64_t(a.B) * a.K, P = std::min(c.distances, c.S);
+    b.key_tiles = (c.S + kTile - 1) / kTile, b.distance_tiles = (P + kTile - 1) / kTile;
+    const int64_t keys = pairs * b.key_tiles, distances = a.H * b.distance_tiles;
+    float* memory = bounds_.room<float>(2 * keys + 4 * distances);
+    float *norm = memory, *before = norm + keys;
+    float *max = before + keys, *min = max + distances, *max_beyond = min + distances, *min_beyond = max_beyond + distances;
+    constexpr int64_t kPart = 64;  // tiles
+    const int64_t parts = (b.key_tiles + kPart - 1) / kPart;
+    for_parts(threads_, pairs * parts, [&](int64_t i, int) {
+        const int64_t row = i / parts / a.K, kv = i / parts % a.K, first = i % parts * kPart;
+        const int64_t end = (c.offset ? c.offset[row] : 0) + a.T, n = std::min(end - first * kTile, kPart * kTile);
+        const int64_t at = row * c.k_batch + first * kTile * c.k_token + kv * a.D;
+        const void* k = c.low ? static_cast<const void*>(static_cast<const uint16_t*>(c.k) + at) : static_cast<const float*>(c.k) + at;
+        if (n > 0) kernels_.tile_norms(norm + i / parts * b.key_tiles + first, k, c.low, n, c.k_token, a.D);
+    });
+    for (int64_t i = 0; i < pairs; ++i) {
+        const int64_t end = (c.offset ? c.offset[i / a.K] : 0) + a.T;
+        float most = 0;
+        for (int64_t t = 0; t * kTile < end; ++t) {
+            const float x = norm[i * b.key_tiles + t];
+            before[i * b.key_tiles + t] = most = most != most || x <= most ? most : x;
+        }
+    }
+    for_parts(threads_, a.H, [&](int64_t h, int) {
+        const int64_t at = h * b.distance_tiles;
+        kernels_.tile_ranges(max + at, min + at, c.bias + h * c.distances, P);
+        for (int64_t t = b.distance_tiles - 1; t >= 0; --t) {
+            const bool last = t + 1 == b.distance_tiles;
+            max_beyond[at + t] = last ? max[at + t] : std::max(max[at + t], max_beyond[at + t + 1]);
+            min_beyond[at + t] = last ? min[at + t] : std::min(min[at + t], min_beyond[at + t + 1]);
+        }
+    });
+    b.norm = norm, b.norm_before = before;
+    b.bias_max = max, b.bias_min = min, b.bias_max_beyond = max_beyond, b.bias_min_beyond = min_beyond;
+}
+
 void CpuBackend::attention_forward(Tensor out, Tensor lse, HeadsView q, HeadsView k, HeadsView v, const Attention& a) {
     Timed timed(*this, "attention_forward");
     AttentionCall c = make_call(q, k, v, a);
     if (k.dtype != q.dtype || v.dtype != q.dtype) throw std::logic_error("attention: q, k and v differ in type");
     c.out = out.data;
     c.lse = lse.as<float>();
+    make_bounds(c, a);
     const int64_t size = queries_per_task(a, threads_), chunks = (a.T + size - 1) / size, pairs = int64_t(a.B) * a.K;
     const int64_t bytes = kernels_.attention_forward_scratch(c, std::min<int64_t>(size, a.T));
     char* scratch = scratch_.room<char>(bytes * threads_);

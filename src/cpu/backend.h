@@ -68,13 +68,14 @@ private:
     };
 
     void rope(Tensor x, Tensor table, Tensor positions, int heads, RopeLayout layout, bool inverse);
+    void make_bounds(AttentionCall& c, const Attention& a);
     void make_tables(AttentionCall& c, const AttentionGrads& grads, const Attention& a);
     void head_sums(const AttentionCall& c, const AttentionGrads& grads, int64_t parts);
 
     const Kernels& kernels_;
     int threads_;
     Matmul matmul_;
-    Buffer scratch_, tables_;
+    Buffer scratch_, tables_, bounds_;
     std::vector<double> sums_;
     bool profiling_ = false;
     std::map<std::string, double> seconds_;

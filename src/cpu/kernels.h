@@ -13,6 +13,16 @@ enum class Isa : uint8_t { base, avx2, avx512, avx512bf16, amx };
 constexpr int kMaxTables = 5;
 constexpr int kPackK = 32, kPackN = 64;  // of a packed block
 
+// Upper bounds that let attention leave out key tiles: by tile of kAttentionTile keys or distances.
+constexpr int kAttentionTile = 64;
+struct AttentionBounds {
+    int64_t key_tiles, distance_tiles;
+    const float* norm;         // (B, K, key_tiles) greatest |k|; null: nothing is left out
+    const float* norm_before;  // of this tile and those before it
+    const float *bias_max, *bias_min;                // (H, distance_tiles)
+    const float *bias_max_beyond, *bias_min_beyond;  // of this tile and those beyond it
+};
+
 // One attention call, forward or backward; see Attention and AttentionBackward in backend.h.
 struct AttentionCall {
     int T;
@@ -30,7 +40,8 @@ struct AttentionCall {
     const float* seq_scale;    // (H) or null
     const float* bias;         // (H, distances) or null
     int64_t distances;
-    float skip_below;
+    float skip_below;          // tiles whose weight stays below this share of a row's sum may be left out
+    AttentionBounds bounds;
     // Backward.
     const void* dout;          // (B, T, H*D)
     void *dq, *dk, *dv;        // of q's, k's and v's strides, or their own:
@@ -94,6 +105,9 @@ struct Kernels {
     float (*cross_entropy)(void* dlogits, bool low, const float* logits, int64_t V, int32_t target, float scale);  // one row
     void (*update)(const UpdateArgs& a);
 
+    // By tile of kAttentionTile: greatest |k| of keys of stride elements; greatest and least value.
+    void (*tile_norms)(float* norms, const void* k, bool low, int64_t keys, int64_t stride, int D);
+    void (*tile_ranges)(float* max, float* min, const float* x, int64_t n);
     int64_t (*attention_forward_scratch)(const AttentionCall& c, int64_t queries);
     void (*attention_forward)(const AttentionCall& c, const AttentionTask& t);
     int64_t (*attention_backward_scratch)(const AttentionCall& c, int64_t queries);

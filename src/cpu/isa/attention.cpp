@@ -11,7 +11,7 @@ namespace {
 using bam::AttentionCall;
 using bam::AttentionTask;
 
-constexpr int kTile = 64;    // queries and keys of a tile
+constexpr int kTile = bam::kAttentionTile;  // queries and keys of a tile
 constexpr int kTables = bam::kMaxTables;
 constexpr int kWindow = 2 * kTile + W;
 constexpr float kLowest = -3.0e38f;
@@ -39,6 +39,7 @@ struct Lanes {
     float sum[kTile];          // of 2^(logit * log2 e - max)
     int32_t begin[kTile];      // first key seen
     int32_t span[kTile];       // last key seen - begin; -1: none
+    float reach[kTile];        // |score_scale q|: a key of norm x scores at most reach x; only with bounds
     // Backward.
     float log2_sum[kTile];     // p = 2^(logit * log2 e - max - log2_sum)
     float delta[kTile];        // dout . out
@@ -62,6 +63,7 @@ struct QueryTile {
     int64_t position;        // key index of the first query
     int64_t min_begin, max_begin;
     bool plain;              // no query that sees one key only, no huge lse
+    bool done;               // all farther keys are negligible
     Lanes* lanes;
     Elem* q_columns;         // B (D, 64)
     float* acc;              // (D, 64): out, or dq
@@ -238,6 +240,44 @@ struct Forward {
             }
     }
 
+    // Lanes past the queries reach nothing. The bounds are rounded up: their own error must not count.
+    void fill_reach(QueryTile<Op>& q, const Elem* rows) const {
+        for (int i = 0; i < kTile; ++i) {
+            Vec squares{};
+            each(D, [&](int64_t d, auto tag) { squares += load(rows + i * D + d, tag) * load(rows + i * D + d, tag); });
+            q.lanes->reach[i] = i < q.n ? __builtin_fabsf(q.lanes->score_scale[i]) * __builtin_sqrtf(sum(squares)) * 1.0001f : -kInfinity;
+        }
+    }
+
+    // Whether a tile of keys of at most this norm and with biases in this range stays below the share of every query's sum so far.
+    bool negligible(const QueryTile<Op>& q, float norm, float bias_max, float bias_min) const {
+        const Lanes& l = *q.lanes;
+        for (int i = 0; i < q.N; i += W) {
+            const Vec scale = load(l.bias_scale + i);
+            const Vec bound = load(l.reach + i) * norm + (scale > 0.0f ? scale * bias_max : scale * bias_min) - load(l.max + i);
+            const Vec weight = float(kTile) * exp2_nonpositive(bound < 0.0f ? bound : Vec{});  // a NaN bound is no bound
+            if (any(!(weight <= c.skip_below * load(l.sum + i)))) return false;
+        }
+        return true;
+    }
+
+    // Whether the tile of keys at `first` may be left out for q; sets q.done when that holds for all farther ones, too.
+    bool skips(const AttentionTask& task, QueryTile<Op>& q, int64_t first) const {
+        const bam::AttentionBounds& b = c.bounds;
+        if (!b.norm) return false;
+        const int64_t tile = first / kTile, nearest = q.position - first - (kTile - 1), farthest = q.last() - first;
+        const int64_t key = (int64_t(task.b) * c.K + task.kv) * b.key_tiles + tile, head = q.head * b.distance_tiles;
+        const int64_t near = nearest < 0 ? 0 : nearest / kTile;
+        q.done = negligible(q, b.norm_before[key], b.bias_max_beyond[head + near], b.bias_min_beyond[head + near]);
+        if (q.done) return true;
+        float max = b.bias_max[head + near], min = b.bias_min[head + near];
+        for (int64_t t = near + 1; t <= farthest / kTile && t < b.distance_tiles; ++t) {
+            max = b.bias_max[head + t] > max ? b.bias_max[head + t] : max;
+            min = b.bias_min[head + t] < min ? b.bias_min[head + t] : min;
+        }
+        return negligible(q, b.norm[key], max, min);
+    }
+
     template <typename T>
     void run(const AttentionTask& task, QueryTile<Op>* tiles, int count, Scratch m) {
         Elem* rows = m.take<Elem>(int64_t(kTile) * D + W);
@@ -248,6 +288,7 @@ struct Forward {
             fill_lanes(c, task.b, q);
             copy_rows(rows, D, heads_row<T>(c.q, c.q_batch, c.q_token, task.b, q.t, q.head, c.D), c.q_token, q.n, kTile, c.D);
             Pack<Op>::b_transposed(q.q_columns, kTile, rows, D, kTile);
+            if (c.bounds.norm) fill_reach(q, rows);
             __builtin_memset(q.acc, 0, sizeof(float) * kTile * D);
             lo = q.min_begin < lo ? q.min_begin : lo;
             hi = q.last() + 1 > hi ? q.last() + 1 : hi;
@@ -255,10 +296,12 @@ struct Forward {
         // From the nearest keys to the farthest: the maximum is mostly found in the first tiles.
         for (int64_t first = (hi - 1) / kTile * kTile; first + kTile > lo; first -= kTile) {
             const int n = int(hi - first < kTile ? hi - first : kTile), M = int(round_up(n, Op::kPadRows));
-            bool loaded = false;
+            bool loaded = false, any_left = false;
             for (int i = 0; i < count; ++i) {
                 QueryTile<Op>& q = tiles[i];
-                if (!sees(q, first, first + kTile)) continue;
+                if (q.done) continue;
+                any_left = true;
+                if (!sees(q, first, first + kTile) || skips(task, q, first)) continue;
                 if (!loaded) {
                     copy_rows(keys.k_rows, D, heads_row<T>(c.k, c.k_batch, c.k_token, task.b, first, task.kv, c.D), c.k_token,
                               n, kTile, c.D);
@@ -270,7 +313,7 @@ struct Forward {
                 if (scores(q, first, M)) rescale(q);
                 gemm<Op>(q.acc, kTile, keys.v_columns, kTile, p, kTile, D, q.N, M, true);
             }
-            if (first == 0) break;
+            if (first == 0 || !any_left) break;
         }
         for (int i = 0; i < count; ++i) finish<T>(task, tiles[i], out_rows);
     }

@@ -21,6 +21,8 @@ void swiglu_forward(void* y, bool low, const void* gate_up, int64_t rows, int64_
 void swiglu_backward(void* dgate_up, bool low, const void* dy, const void* gate_up, int64_t rows, int64_t F);
 float cross_entropy(void* dlogits, bool low, const float* logits, int64_t V, int32_t target, float scale);
 void update(const UpdateArgs& a);
+void tile_norms(float* norms, const void* k, bool low, int64_t keys, int64_t stride, int D);
+void tile_ranges(float* max, float* min, const float* x, int64_t n);
 int64_t attention_forward_scratch(const AttentionCall& c, int64_t queries);
 void attention_forward(const AttentionCall& c, const AttentionTask& t);
 int64_t attention_backward_scratch(const AttentionCall& c, int64_t queries);
