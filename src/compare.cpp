@@ -100,10 +100,24 @@ std::string last_line(const std::string& path) {
     return line.empty() ? last : line;
 }
 
-// The two commands of a part, one after the other, as a little state machine polled by the loop in run_parts.
+// What a part goes through; each stage is one child process.
+enum class Stage : uint8_t { train, eval, inspect, done };
+
+const char* name_of(Stage s) { return s == Stage::train ? "train" : s == Stage::eval ? "eval" : "inspect"; }
+
+bool asks_for_passkeys(const Config& c) {
+    return std::find(c.eval.suites.begin(), c.eval.suites.end(), "passkey") != c.eval.suites.end();
+}
+
+Stage stage_after(Stage s, const Config& c) {
+    if (s == Stage::train && !c.eval.suites.empty()) return Stage::eval;
+    if (s == Stage::eval && asks_for_passkeys(c)) return Stage::inspect;
+    return Stage::done;
+}
+
 struct Running {
     const ComparePart* part;
-    int stage = 0;  // 0 train, 1 eval
+    Stage stage = Stage::train;
     pid_t pid = -1;
 };
 
@@ -114,7 +128,7 @@ public:
     // Names of parts that failed, with the last line they said.
     std::map<std::string, std::string> run() {
         while ((next_ < parts_.size() && !interrupted()) || !running_.empty()) {
-            while (running_.size() < size_t(jobs_) && next_ < parts_.size() && !interrupted()) start(&parts_[next_++], 0);
+            while (running_.size() < size_t(jobs_) && next_ < parts_.size() && !interrupted()) start(&parts_[next_++], Stage::train);
             wait_for_one();
         }
         return failed_;
@@ -123,26 +137,30 @@ public:
 private:
     std::string log_of(const ComparePart& p) const { return out_ + "/logs/" + p.config.run.name + ".txt"; }
 
-    void start(const ComparePart* part, int stage) {
-        const int threads = std::max(1, usable_threads() / jobs_);
-        const Config& c = part->config;
-        std::vector<std::string> words;
-        if (stage == 0) {
-            words = {"train", out_ + "/configs/" + c.run.name + ".json"};
-            if (c.run.threads == 0) words.insert(words.end(), {"--set", "run.threads=" + std::to_string(threads)});
-        } else {
-            words = {"eval", run_directory(c), "--device", c.run.device, "--threads", std::to_string(c.run.threads ? c.run.threads : threads)};
-            auto list = [&](const char* option, const auto& values, auto text) {
-                std::string all;
-                for (const auto& v : values) all += (all.empty() ? "" : ",") + text(v);
-                if (!all.empty()) words.insert(words.end(), {option, all});
-            };
-            list("--suite", c.eval.suites, [](const std::string& s) { return s; });
-            list("--lengths", c.eval.lengths, [](int64_t n) { return std::to_string(n); });
+    std::vector<std::string> command(const ComparePart& part, Stage stage) const {
+        const Config& c = part.config;
+        const std::string threads = std::to_string(c.run.threads ? c.run.threads : std::max(1, usable_threads() / jobs_));
+        if (stage == Stage::train)
+            return {"train", out_ + "/configs/" + c.run.name + ".json", "--set", "run.threads=" + threads};
+        std::vector<std::string> words = {name_of(stage), run_directory(c), "--device", c.run.device, "--threads", threads};
+        if (stage == Stage::inspect) {  // beyond the trained length, where encodings differ
+            words.insert(words.end(), {"--passkey", std::to_string(8 * c.train.seq_len)});
+            return words;
         }
-        std::printf("%s: %s\n", c.run.name.c_str(), stage == 0 ? "train" : "eval");
+        auto list = [&](const char* option, const auto& values, auto text) {
+            std::string all;
+            for (const auto& v : values) all += (all.empty() ? "" : ",") + text(v);
+            if (!all.empty()) words.insert(words.end(), {option, all});
+        };
+        list("--suite", c.eval.suites, [](const std::string& s) { return s; });
+        list("--lengths", c.eval.lengths, [](int64_t n) { return std::to_string(n); });
+        return words;
+    }
+
+    void start(const ComparePart* part, Stage stage) {
+        std::printf("%s: %s\n", part->config.run.name.c_str(), name_of(stage));
         std::fflush(stdout);
-        running_.push_back({part, stage, start_bam(words, log_of(*part))});
+        running_.push_back({part, stage, start_bam(command(*part, stage), log_of(*part))});
     }
 
     void wait_for_one() {
@@ -161,8 +179,8 @@ private:
         if (code != 0) {
             failed_[r.part->config.run.name] = "exit " + std::to_string(code) + ": " + last_line(log_of(*r.part));
             std::fprintf(stderr, "bam: %s failed, %s\n", r.part->config.run.name.c_str(), failed_[r.part->config.run.name].c_str());
-        } else if (r.stage == 0 && !r.part->config.eval.suites.empty()) {
-            start(r.part, 1);
+        } else if (const Stage next = stage_after(r.stage, r.part->config); next != Stage::done) {
+            start(r.part, next);
         }
     }
 
