@@ -94,6 +94,9 @@ $(B)/%.cu.o: %.cu
 	$(call say,$(if $(filter on,$(CUDA)),nvcc,emulate),$<)
 	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(emuflags) -x c++) -MMD -MP -c $< -o $@
 
+# Kernels for small heads must keep their registers.
+$(B)/cuda/attention_small.cu.o: nvflags += -Xptxas -warn-spills,-warn-lmem-usage,-Werror
+
 $(B)/cuda/emulate/%.cpp.o: cuda/emulate/%.cpp
 	$(Q)mkdir -p $(@D)
 	$(call say,c++,$<)

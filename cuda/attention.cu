@@ -1,76 +1,15 @@
-// Attention in O(T) memory for any head size up to 256, in fp32 arithmetic (definitions: DESIGN §2.2). Forward and dQ own query rows,
-// dK and dV own key rows; both walk the other side tile by tile and skip tiles of other documents.
+// Attention in O(T) memory: choosing kernels, and the plain ones, for both types and any head size up to 256, in fp32 arithmetic
+// (attention_tensor.h: those for tensor cores). Forward and dQ own query rows, dK and dV own key rows; both walk the other side tile
+// by tile and skip tiles of other documents.
 //
 // A lane of a warp is row lane / 4 of the warp's eight, and of each tile it has columns lane % 4, +4, +8, ...: a row's maximum and sums
 // are exchanged among four lanes. Logits are kept in units of log 2: logit * log2 e = qk * score_scale + bias * bias_scale.
+#include "cuda/attention.h"
 #include "cuda/backend.h"
-#include "cuda/kernel.h"
 
 namespace bam {
 
 namespace {
-
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-constexpr float kLowest = -3.0e38f;
-// Beyond this an fp32 lse no longer holds the sum beside the maximum: backward makes both again.
-constexpr float kPreciseLse = 1024.0f;
-// Sums over keys that a row makes of its dlogits: times scores, times the bias, times the bias where it is above its floor (below it has
-// no slope), times each derivative of the bias. As they sum to zero, a table may be moved by a constant: each is moved to be 0 where
-// the bias is greatest, so that the rounding of dlogits is multiplied by differences of the table only.
-constexpr int kSums = 3 + kMaxThetas, kRowSums = 2 + kMaxThetas;
-
-// (B, T, heads, D) with strides in elements.
-struct Heads {
-    void* data;
-    int64_t batch_stride, token_stride;
-};
-
-struct AttentionArgs {
-    Heads q, k, v;
-    void* out;                  // (B, T, H*D)
-    float* lse;                 // (B, H, T) or null
-    const int32_t* key_begin;   // (B, T)
-    const int32_t* offset;      // (B) or null
-    const float* log_n;         // (B, T)
-    const float* seq_scale;     // (H) or null
-    const float* bias;          // (H, distances) or null
-    int64_t distances;
-    int T, H, K, D;
-    float scale;                // 1 / sqrt(D)
-    bool scale_scores;          // c*qk + bias instead of c*(qk + bias)
-    // Backward.
-    Heads dq, dk, dv;
-    const void* dout;           // (B, T, H*D)
-    float *row_max, *log2_sum;  // (B, H, T): p = 2^(logit * log2 e - row_max - log2_sum)
-    float* delta;               // (B, H, T): dout . out
-    const float* dbias[kMaxThetas];  // (H, distances) or null
-    float* middle;              // (kSums, H): what tables are moved by
-    float* row_sums;            // (kRowSums, B, H, T): for s, for a theta that scales the bias, for each theta
-};
-
-__device__ inline float without_floor(float bias) { return bias <= float(kPriorFloor) ? 0.0f : bias; }
-
-// What a query's row knows of itself. A row past the end sees no key.
-struct Query {
-    float score_scale, bias_scale;
-    int begin, position;  // keys seen: [begin, position]
-    bool single;          // sees one key: probability 1, no logit gradient
-    float factor;         // c
-
-    __device__ static Query at(const AttentionArgs& a, int b, int h, int t) {
-        Query q{0, 0, 1 << 30, -1, false, 1};
-        if (t >= a.T) return q;
-        const int64_t i = int64_t(b) * a.T + t;
-        if (a.seq_scale) q.factor = a.seq_scale[h] * a.log_n[i];
-        q.score_scale = q.factor * a.scale * kLog2e;
-        q.bias_scale = a.scale_scores ? kLog2e : q.factor * kLog2e;
-        q.begin = a.key_begin[i];
-        q.position = (a.offset ? a.offset[b] : 0) + t;
-        q.single = q.begin == q.position;
-        return q;
-    }
-    __device__ bool sees(int key) const { return key >= begin && key <= position; }
-};
 
 // Shapes of a block for head sizes up to DP.
 template <int DP>
@@ -253,17 +192,6 @@ struct Pair {
     }
 };
 
-__device__ inline void add_sums(float sums[kSums], const AttentionArgs& a, const float middle[kSums], float g, float score, int64_t at) {
-    sums[0] = fmaf(g, score, sums[0]);
-    if (!a.bias) return;
-    const float bias = a.bias[at];
-    sums[1] = fmaf(g, bias - middle[1], sums[1]);
-    sums[2] = fmaf(g, without_floor(bias) - middle[2], sums[2]);
-#pragma unroll
-    for (int p = 0; p < kMaxThetas; ++p)
-        if (a.dbias[p]) sums[3 + p] = fmaf(g, a.dbias[p][at] - middle[3 + p], sums[3 + p]);
-}
-
 // Tables at the distance of the greatest bias, for every head.
 __global__ void __launch_bounds__(256) table_middle_kernel(AttentionArgs a) {
     const int h = int(blockIdx.x);
@@ -274,10 +202,10 @@ __global__ void __launch_bounds__(256) table_middle_kernel(AttentionArgs a) {
     if (threadIdx.x == 0) {
         int64_t first = 0;
         while (bias[first] < most) ++first;
-        a.middle[a.H + h] = most;
-        a.middle[2 * a.H + h] = without_floor(most);
+        a.middle[h] = most;
+        a.middle[a.H + h] = without_floor(most);
         for (int p = 0; p < kMaxThetas; ++p)
-            if (a.dbias[p]) a.middle[(3 + p) * a.H + h] = a.dbias[p][h * a.distances + first];
+            if (a.dbias[p]) a.middle[(2 + p) * a.H + h] = a.dbias[p][h * a.distances + first];
     }
 }
 
@@ -297,10 +225,9 @@ __global__ void __launch_bounds__(Tile<DP>::kThreads) attention_backward_q_kerne
     const Heads dout{const_cast<void*>(a.dout), int64_t(a.T) * a.H * a.D, int64_t(a.H) * a.D};
     load_rows<T, DP, S::kRows>(queries, a.q, r.b, r.h, r.first, a.T, a.D);
     load_rows<T, DP, S::kRows>(douts, dout, r.b, r.h, r.first, a.T, a.D);
-    float acc[S::kPart] = {}, sums[kSums] = {}, middle[kSums] = {};
-#pragma unroll
-    for (int s = 1; s < kSums; ++s)
-        if (a.bias && (s < 3 || a.dbias[s - 3])) middle[s] = a.middle[s * a.H + r.h];
+    float acc[S::kPart] = {};
+    RowSums sums;
+    sums.begin(a, r.h);
     float* weight_row = weights + r.warp_row * S::kWarpLd;
     for (int first = r.begin; first < r.end; first += S::kOther) {
         load_rows<T, DP, S::kOther>(keys, a.k, r.b, r.kv, first, r.end, a.D);
@@ -311,9 +238,16 @@ __global__ void __launch_bounds__(Tile<DP>::kThreads) attention_backward_q_kerne
             const int j = r.lane4 + 4 * m, key = first + j;
             const float score = dot(queries + r.warp_row * S::kLd, keys + j * S::kLd, a.D);
             const float dp = dot(douts + r.warp_row * S::kLd, values + j * S::kLd, a.D);
-            const float g = Pair::of(a, q, r.h, key, score, dp, row_max, log2_sum, delta).g;
-            weight_row[j] = g;
-            if (q.sees(key)) add_sums(sums, a, middle, g, score * a.scale, r.h * a.distances + (q.position - key));
+            const Pair pair = Pair::of(a, q, r.h, key, score, dp, row_max, log2_sum, delta);
+            weight_row[j] = pair.g;
+            if (!q.sees(key) || q.single) continue;
+            sums.add(pair.g, pair.p, score, key);
+            if (!a.bias) continue;
+            const int64_t at = r.h * a.distances + (q.position - key);
+            sums.add_bias(pair.g, a.bias[at]);
+#pragma unroll
+            for (int p = 0; p < kMaxThetas; ++p)
+                if (a.dbias[p]) sums.add_derivative(p, pair.g, a.dbias[p][at]);
         }
         __syncwarp();
         for (int j = 0; j < S::kOther; ++j) {
@@ -323,19 +257,12 @@ __global__ void __launch_bounds__(Tile<DP>::kThreads) attention_backward_q_kerne
         }
         __syncthreads();
     }
-#pragma unroll
-    for (int s = 0; s < kSums; ++s) sums[s] = quad_sum(sums[s]);
+    sums.finish(a, q, r.b, r.h, r.row, inside && r.lane4 == 0);
     if (!inside) return;
     T* dq = static_cast<T*>(a.dq.data) + r.b * a.dq.batch_stride + r.row * a.dq.token_stride + int64_t(r.h) * a.D;
 #pragma unroll
     for (int d = 0; d < S::kPart; ++d)
         if (r.lane4 + 4 * d < a.D) store(dq + r.lane4 + 4 * d, acc[d] * (q.factor * a.scale));
-    if (r.lane4) return;
-    const int64_t rows = int64_t(gridDim.z) * a.H * a.T;
-    const float log_n = a.log_n[int64_t(r.b) * a.T + r.row], dbias = a.scale_scores ? 1.0f : q.factor;
-    a.row_sums[i] = (a.scale_scores ? sums[0] : sums[0] + sums[1]) * log_n;
-#pragma unroll
-    for (int s = 2; s < kSums; ++s) a.row_sums[(s - 1) * rows + i] = sums[s] * dbias;
 }
 
 // What a tile of queries knows of itself, in shared memory.
@@ -464,6 +391,21 @@ void dispatch_heads(DType t, int D, F f) {
 template <int DP>
 dim3 grid_for(int B, int heads, int T) { return dim3(blocks_for(T, Tile<DP>::kRows), unsigned(heads), unsigned(B)); }
 
+// Calls f with TensorAttention<D> for bf16 heads that tensor cores can take as they lie: 16-byte rows. False: they can not.
+template <typename F>
+bool on_tensor_cores(const AttentionArgs& a, DType t, F f) {
+    if (t != DType::bf16 || a.D > 128 || a.D % 8) return false;
+    for (const Heads& m : {a.q, a.k, a.v, a.dq, a.dk, a.dv})
+        if (reinterpret_cast<uintptr_t>(m.data) % 16 || m.batch_stride % 8 || m.token_stride % 8) return false;
+    if (reinterpret_cast<uintptr_t>(a.out) % 16 || reinterpret_cast<uintptr_t>(a.dout) % 16) return false;
+    if (a.D <= 16) f(TensorAttention<16>());
+    else if (a.D <= 32) f(TensorAttention<32>());
+    else if (a.D <= 48) f(TensorAttention<48>());
+    else if (a.D <= 64) f(TensorAttention<64>());
+    else f(TensorAttention<128>());
+    return true;
+}
+
 // Bytes for so many matrices of own rows and of the other side's, and the weights.
 template <int DP>
 size_t shared_for(int own, int other, bool weights) {
@@ -478,6 +420,7 @@ void CudaBackend::attention_forward(Tensor out, Tensor lse, HeadsView q, HeadsVi
     AttentionArgs args = make_args(q, k, v, a);
     args.out = out.data;
     args.lse = lse.as<float>();
+    if (on_tensor_cores(args, q.dtype, [&](auto kernels) { kernels.forward(args, a.B, stream_); })) return;
     dispatch_heads(q.dtype, a.D, [&](auto tag, auto padded) {
         using T = decltype(tag);
         constexpr int DP = decltype(padded)::value;
@@ -496,7 +439,7 @@ void CudaBackend::attention_backward(const AttentionBackward& g, const Attention
             args.dbias[p] = a.dbias[p].as<float>();
         }
     const int64_t rows = int64_t(a.B) * a.H * a.T;
-    args.delta = scratch_.room<float>((3 + kRowSums) * rows + kSums * a.H);
+    args.delta = scratch_.room<float>((3 + kRowSums) * rows + kTables * a.H);
     args.row_max = args.delta + rows, args.log2_sum = args.row_max + rows, args.row_sums = args.log2_sum + rows;
     args.middle = args.row_sums + kRowSums * rows;
     if (a.bias) launch(table_middle_kernel, unsigned(a.H), 256, 0, stream_, args);
@@ -505,6 +448,7 @@ void CudaBackend::attention_backward(const AttentionBackward& g, const Attention
         constexpr int DP = decltype(padded)::value;
         constexpr int threads = Tile<DP>::kThreads;
         launch(attention_rows_kernel<T, DP>, grid_for<DP>(a.B, a.H, a.T), threads, shared_for<DP>(1, 1, false), stream_, args);
+        if (on_tensor_cores(args, g.q.dtype, [&](auto kernels) { kernels.backward(args, a.B, stream_); })) return;
         launch(attention_backward_q_kernel<T, DP>, grid_for<DP>(a.B, a.H, a.T), threads, shared_for<DP>(2, 2, true), stream_, args);
         launch(attention_backward_kv_kernel<T, DP>, grid_for<DP>(a.B, a.K, a.T), threads, shared_for<DP>(2, 2, true), stream_, args);
     });

@@ -357,7 +357,8 @@ void check_argument(const LaunchShape& s, const void* argument, const void* clea
         uintptr_t word, same;
         memcpy(&word, static_cast<const char*>(argument) + i, 8);
         memcpy(&same, static_cast<const char*>(cleared) + i, 8);
-        if (word != same || word < (1ull << 32) || word >= (1ull << 47)) continue;
+        // Programs, heaps and stacks of 64-bit Linux lie in this range; below it are small numbers and ASan's shadow memory.
+        if (word != same || word < (1ull << 45) || word >= (1ull << 48)) continue;
         const void* p = reinterpret_cast<const void*>(word);
         if (is_device_pointer(p)) {
             if (allocation_at(size_t(static_cast<const char*>(p) - memory().base)) == memory().live.end())
