@@ -11,6 +11,7 @@
 #include "reference_model.h"
 #include "schedule.h"
 #include "stepper.h"
+#include "subjects.h"
 #include "test_support.h"
 
 namespace bam::test {
@@ -83,7 +84,7 @@ TEST_P(GoldenTest, ProductTrainsAlike) {
     Config config;
     config.model = g.model, config.data = g.data, config.train = g.train;
     config.train.tokens_per_step = int64_t(g.rows) * g.train.seq_len;
-    const auto device = make_cpu_backend(1);
+    const auto device = make_test_backend(1);
     Stepper stepper(*device, config, DType::f32);
     const ParameterTable& table = stepper.model().table();
     stepper.model().upload_weights(g.arena(table).data());
@@ -128,7 +129,7 @@ TEST_P(GoldenTest, ScoreCommandAgrees) {
         for (int32_t id : ids) text += std::to_string(id) + " ";
         const std::string file = dir.file(row % 2 ? "ids.bin" : "ids.txt");  // a shard or text
         row % 2 ? write_shard(file, ids) : write_file(file, text);
-        std::vector<std::string> args = {"score", g.directory, "--tokens", file, "--device", "cpu", "--dtype", "fp32"};
+        std::vector<std::string> args = {"score", g.directory, "--tokens", file, "--device", test_device(), "--dtype", "fp32"};
         if (g.data.document_mask) args.insert(args.end(), {"--document-mask", "--positions", positions});
         if (!g.data.separator_at_end) args.insert(args.end(), {"--separator", "2", "--separator-position", "start"});
         const RunResult r = run_bam(args);

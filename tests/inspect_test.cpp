@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "reference_model.h"
+#include "subjects.h"
 #include "test_support.h"
 
 namespace bam {
@@ -31,7 +32,7 @@ std::vector<int> ids_of(int64_t n) {
 
 // With wq = 0 the scores are 0 and the prior alone decides: softmax(c bias) in closed form, in every layer.
 TEST(Inspect, PriorAloneDecidesWhenQueriesAreZero) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     constexpr int n = 37;
     for (const std::string variant : {"nope", "nope_ssmax", "alibi", "alibi_ssmax", "bam", "bam_ssmax"}) {
         const ModelConfig m = small_model(variant, 2);
@@ -83,7 +84,7 @@ TEST(Inspect, PriorAloneDecidesWhenQueriesAreZero) {
 
 // One layer by hand in double: embedding, norm, q and k, rotation, softmax; grouped heads share keys.
 TEST(Inspect, AttentionAgreesWithPlainLoops) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     constexpr int n = 29, C = 32, D = 8;
     const std::vector<int> ids = ids_of(n);
     for (const std::string variant : {"rope_ssmax", "nope", "bam_ssmax", "alibi_ssmax"}) {

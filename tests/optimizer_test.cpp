@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "arena.h"
+#include "subjects.h"
 #include "test_support.h"
 
 namespace bam::test {
@@ -142,7 +143,7 @@ TEST(Optimizer, ClippedNormIsTheSmallerOfNormAndClip) {
 TEST(Optimizer, CpuUpdateFollowsTheFormulas) {
     const int n = 37;
     const std::vector<UpdateGroup> groups = {{1, 18, 0.01f, 0.1f}, {18, 31, 0.003f, 0.0f}};
-    const auto device = make_cpu_backend(2);
+    const auto device = make_test_backend(2);
     for (OptimizerKind kind : {OptimizerKind::radam, OptimizerKind::adamw})
         for (double beta2 : {0.95, 0.999}) {
             OptimizerConfig o;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "arena.h"
+#include "subjects.h"
 
 namespace bam::test {
 
@@ -26,7 +27,7 @@ double ProductOutput::loss() const {
 }
 
 Product::Product(const ModelConfig& m, const std::vector<float>& weights, DType compute, int threads)
-    : device_(make_cpu_backend(threads)), model_(std::make_unique<Model>(*device_, m, compute)) {
+    : device_(make_test_backend(threads)), model_(std::make_unique<Model>(*device_, m, compute)) {
     model_->upload_weights(weights.data());
 }
 

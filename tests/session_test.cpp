@@ -8,6 +8,7 @@
 #include "check.h"
 #include "eval/generate.h"
 #include "reference_model.h"
+#include "subjects.h"
 #include "test_support.h"
 
 namespace bam {
@@ -76,7 +77,7 @@ std::vector<int> ids_of(int64_t n, uint64_t seed) {
 class SessionOfVariant : public testing::TestWithParam<std::string> {};
 
 TEST_P(SessionOfVariant, ChunksGiveTheTrainingForward) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const std::vector<int> ids = ids_of(150, 1);
     int kv = 6;
     for (const bool mask : {false, true}) {
@@ -96,7 +97,7 @@ TEST_P(SessionOfVariant, ChunksGiveTheTrainingForward) {
 }
 
 TEST_P(SessionOfVariant, RowsOfUnequalLengthGiveTheirOwnLogits) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model(GetParam(), 3));
     const std::vector<std::vector<int>> rows = {ids_of(40, 1), ids_of(1, 2), ids_of(97, 3), {}};
     for (const int chunk : {4, 36, 512}) {
@@ -112,7 +113,7 @@ TEST_P(SessionOfVariant, RowsOfUnequalLengthGiveTheirOwnLogits) {
 
 // Three rows read in parts of different sizes, row 1 last: logits at the wanted tokens only, and the same.
 TEST_P(SessionOfVariant, PartsContinueRows) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model(GetParam(), 6));
     const std::vector<std::vector<int>> rows = {ids_of(60, 1), ids_of(60, 2)};
     SessionOptions o;
@@ -140,7 +141,7 @@ TEST_P(SessionOfVariant, PartsContinueRows) {
 }
 
 TEST_P(SessionOfVariant, DecodesTokenByToken) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model(GetParam(), 2));
     const std::vector<int> ids = ids_of(80, 4);
     SessionOptions o;
@@ -157,7 +158,7 @@ TEST_P(SessionOfVariant, DecodesTokenByToken) {
 INSTANTIATE_TEST_SUITE_P(All, SessionOfVariant, testing::ValuesIn(variant_names()), [](const auto& info) { return info.param; });
 
 TEST(Session, LogprobsAreThoseOfTheLogits) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model("bam_ssmax", 6));
     SessionOptions o;
     o.chunk = 32;
@@ -176,7 +177,7 @@ TEST(Session, LogprobsAreThoseOfTheLogits) {
 
 // A row that begins like the one before it: fewer tokens are read, and every bit is the same.
 TEST(Session, ReusesWhatTheCacheHolds) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model("rope_ssmax", 2));
     int64_t read = 0;
     SessionOptions o;
@@ -210,7 +211,7 @@ TEST(Session, ReusesWhatTheCacheHolds) {
 }
 
 TEST(Session, Bf16AgreesWithItselfOverChunks) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model("bam_ssmax", 2), DType::bf16);
     const std::vector<int> ids = ids_of(120, 1);
     SessionOptions o;
@@ -241,7 +242,7 @@ TEST(Session, SkippingNegligibleKeysKeepsTheLogits) {
 
 // A model in training may be asked for a sample between steps: its gradients stay what they were.
 TEST(Session, SamplingLeavesTrainingAlone) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     ModelConfig m = small_model("bam_ssmax", 6);
     m.vocab_size = 257;
     const auto model = make_model(*device, m);
@@ -270,7 +271,7 @@ TEST(Session, SamplingLeavesTrainingAlone) {
 }
 
 TEST(Session, RefusesWhatCannotBe) {
-    const auto device = make_cpu_backend(1);
+    const auto device = test::make_test_backend(1);
     const auto model = make_model(*device, small_model("alibi", 6));
     Session session(*model, {});
     session.start(1, 4);

@@ -1,5 +1,7 @@
 #include "subjects.h"
 
+#include <cstdlib>
+
 #include "check.h"
 #include "cpu/backend.h"
 #include "through_device.h"
@@ -40,6 +42,15 @@ std::vector<Subject> subjects() {
         if (machine_has(i)) all.push_back({name_of(i), [i] { return std::make_unique<CpuBackend>(2, i); }});
     for (Subject& s : cuda_subjects()) all.push_back(std::move(s));
     return all;
+}
+
+std::string test_device() {
+    const char* name = std::getenv("BAM_TEST_DEVICE");
+    return name ? name : "cpu";
+}
+
+std::unique_ptr<Backend> make_test_backend(int threads) {
+    return test_device() == "cuda" ? make_cuda_backend(0) : make_cpu_backend(threads);
 }
 
 }  // namespace bam::test

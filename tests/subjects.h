@@ -19,4 +19,8 @@ inline void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 
 std::vector<Subject> subjects();
 
+// Where tests of whole models run: "cpu", or what BAM_TEST_DEVICE names ("cuda": emulated, or the GPU).
+std::string test_device();
+std::unique_ptr<Backend> make_test_backend(int threads);
+
 }  // namespace bam::test
