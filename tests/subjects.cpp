@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cpu/backend.h"
 #include "through_device.h"
+#include "tiles_emulated.h"
 
 #ifdef BAM_CUDA_EMULATED
 #include "cuda/emulate.h"
@@ -40,6 +41,7 @@ std::vector<Subject> subjects() {
     std::vector<Subject> all;
     for (Isa i : {Isa::base, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx})
         if (machine_has(i)) all.push_back({name_of(i), [i] { return std::make_unique<CpuBackend>(2, i); }});
+    all.push_back({"tiles_emulated", [] { return std::make_unique<CpuBackend>(2, tiles_emulated_kernels()); }});
     for (Subject& s : cuda_subjects()) all.push_back(std::move(s));
     return all;
 }

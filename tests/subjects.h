@@ -1,4 +1,4 @@
-// The backends that tests of ops run on: the CPU on each instruction set of this machine; CUDA through copies, emulated in every
+// The backends that tests of ops run on: the CPU on each instruction set of this machine and on emulated AMX; CUDA through copies, emulated in every
 // order of threads and blocks, or the GPU that is there.
 #pragma once
 #include <functional>

@@ -33,8 +33,8 @@ CpuBackend::Timed::~Timed() {
     b_.seconds_[op_] += d.count();
 }
 
-CpuBackend::CpuBackend(int threads, Isa isa)
-    : kernels_(kernels_for(isa)), threads_(threads > 0 ? threads : usable_threads()), matmul_(kernels_, threads_) {}
+CpuBackend::CpuBackend(int threads, const Kernels& kernels)
+    : kernels_(kernels), threads_(threads > 0 ? threads : usable_threads()), matmul_(kernels_, threads_) {}
 
 std::map<std::string, std::string> CpuBackend::describe() const {
     return {{"isa", name_of(kernels_.isa)},

@@ -13,7 +13,8 @@ namespace bam {
 
 class CpuBackend final : public Backend {
 public:
-    CpuBackend(int threads, Isa isa);
+    CpuBackend(int threads, const Kernels& kernels);
+    CpuBackend(int threads, Isa isa) : CpuBackend(threads, kernels_for(isa)) {}
 
     std::string name() const override { return "cpu"; }
     std::map<std::string, std::string> describe() const override;

@@ -201,12 +201,13 @@ template <typename Op>
 struct Forward {
     using Elem = typename Op::Elem;
     const AttentionCall& c;
-    int D;  // padded
+    int D, width;  // head size, padded along k (and as a stride), and along rows or columns
     KeyTile<Op> keys;
     float *s, *window, *shrink;
     Elem* p;
 
-    Forward(const AttentionCall& c, Scratch& m) : c(c), D(int(round_up(c.D, Op::kPadD))) {
+    Forward(const AttentionCall& c, Scratch& m)
+        : c(c), D(int(round_up(c.D, Op::kPadD))), width(int(round_up(c.D, Op::kPadWidth))) {
         keys.layout(m, D);
         s = m.take<float>(kTile * kTile);
         p = m.take<Elem>(kTile * kTile);
@@ -233,7 +234,7 @@ struct Forward {
     }
 
     void rescale(QueryTile<Op>& q) const {
-        for (int d = 0; d < D; ++d)
+        for (int d = 0; d < width; ++d)
             for (int i = 0; i < q.N; i += W) {
                 float* o = q.acc + d * kTile + i;
                 store(o, load(o) * load(shrink + i));
@@ -295,7 +296,7 @@ struct Forward {
         }
         // From the nearest keys to the farthest: the maximum is mostly found in the first tiles.
         for (int64_t first = (hi - 1) / kTile * kTile; first + kTile > lo; first -= kTile) {
-            const int n = int(hi - first < kTile ? hi - first : kTile), M = int(round_up(n, Op::kPadRows));
+            const int n = int(hi - first < kTile ? hi - first : kTile), M = int(round_up(n, Op::kPadKeys));
             bool loaded = false, any_left = false;
             for (int i = 0; i < count; ++i) {
                 QueryTile<Op>& q = tiles[i];
@@ -311,7 +312,7 @@ struct Forward {
                     loaded = true;
                 }
                 if (scores(q, first, M)) rescale(q);
-                gemm<Op>(q.acc, kTile, keys.v_columns, kTile, p, kTile, D, q.N, M, true);
+                gemm<Op>(q.acc, kTile, keys.v_columns, kTile, p, kTile, width, q.N, M, true);
             }
             if (first == 0 || !any_left) break;
         }
@@ -323,7 +324,7 @@ struct Forward {
         const Lanes& l = *q.lanes;
         for (int i = 0; i < q.N; i += W) {
             const Vec inverse = 1.0f / load(l.sum + i);
-            for (int d = 0; d < D; ++d) {
+            for (int d = 0; d < width; ++d) {
                 float* o = q.acc + d * kTile + i;
                 store(o, load(o) * inverse);
             }
@@ -351,7 +352,7 @@ QueryTile<Op>* make_tiles(const AttentionCall& c, const AttentionTask& t, const 
         q.head = t.kv * group + int(i / per_head);
         q.t = t.begin + i % per_head * kTile;
         q.n = int(t.end - q.t < kTile ? t.end - q.t : kTile);
-        q.N = int(round_up(q.n, W));
+        q.N = int(round_up(q.n, Op::kPadQueries));
         pass.layout(q, m);
         if (m.base) tiles[i] = q;
     }
@@ -364,6 +365,7 @@ void forward(const AttentionCall& c, const AttentionTask& t) {
     Forward<Op> pass(c, m);
     int count;
     QueryTile<Op>* tiles = make_tiles<Op>(c, t, pass, m, count);
+    const ProductScope<Op> scope;
     pass.template run<T>(t, tiles, count, m);
 }
 
@@ -436,7 +438,7 @@ template <typename Op>
 struct Backward {
     using Elem = typename Op::Elem;
     const AttentionCall& c;
-    int D;
+    int D, width;
     Forward<Op> again;  // its key tile, s and window are used here too
     GradientTile<Elem> tile;
     float *dk, *dv;  // (64, D)
@@ -444,7 +446,8 @@ struct Backward {
     float* out_rows;
     bool has_tables = false;
 
-    Backward(const AttentionCall& c, Scratch& m) : c(c), D(int(round_up(c.D, Op::kPadD))), again(c, m) {
+    Backward(const AttentionCall& c, Scratch& m)
+        : c(c), D(int(round_up(c.D, Op::kPadD))), width(int(round_up(c.D, Op::kPadWidth))), again(c, m) {
         tile.s = again.s;
         tile.g = m.take<float>(kTile * kTile);
         tile.p = m.take<Elem>(kTile * kTile);
@@ -513,7 +516,7 @@ struct Backward {
             const int n = int(q.last() + 1 - first < kTile ? q.last() + 1 - first : kTile);
             copy_rows(again.keys.k_rows, D, heads_row<T>(c.k, c.k_batch, c.k_token, task.b, first, task.kv, c.D), c.k_token, n,
                       kTile, c.D);
-            again.scores(q, first, int(round_up(n, Op::kPadRows)));
+            again.scores(q, first, int(round_up(n, Op::kPadKeys)));
         }
         for (int i = 0; i < kTile; ++i) l.log2_sum[i] = l.sum[i] > 0 ? __builtin_logf(l.sum[i]) * kLog2e : l.sum[i];
     }
@@ -559,7 +562,7 @@ struct Backward {
         const bool want_dkv = task.keys_end > task.keys_begin;
         if (want_dkv) lo = task.keys_begin, hi = task.keys_end;
         for (int64_t first = lo / kTile * kTile; first < hi; first += kTile) {
-            const int n = int(c.S - first < kTile ? c.S - first : kTile), M = int(round_up(n, Op::kPadRows));
+            const int n = int(c.S - first < kTile ? c.S - first : kTile), M = int(round_up(n, Op::kPadKeys));
             load_keys<T>(task, first, n);
             for (int i = 0; i < count; ++i) {
                 QueryTile<Op>& q = tiles[i];
@@ -568,10 +571,10 @@ struct Backward {
                 gemm<Op>(tile.g, kTile, again.keys.v_rows, D, q.dout_columns, kTile, M, q.N, D, false);
                 gradients(q, first, M);
                 if (want_dkv) {
-                    gemm<Op>(dv, D, tile.p, kTile, q.dout_rows, D, M, D, q.N, true);
-                    gemm<Op>(dk, D, tile.ds, kTile, q.q_rows, D, M, D, q.N, true);
+                    gemm<Op>(dv, D, tile.p, kTile, q.dout_rows, D, M, width, q.N, true);
+                    gemm<Op>(dk, D, tile.ds, kTile, q.q_rows, D, M, width, q.N, true);
                 }
-                if (task.want_dq) gemm<Op>(q.acc, kTile, again.keys.k_columns, kTile, tile.ds_b, kTile, D, q.N, M, true);
+                if (task.want_dq) gemm<Op>(q.acc, kTile, again.keys.k_columns, kTile, tile.ds_b, kTile, width, q.N, M, true);
             }
             if (want_dkv) {
                 put_rows(static_cast<T*>(c.dk) + task.b * c.dk_batch + first * c.dk_token + int64_t(task.kv) * c.D, c.dk_token,
@@ -627,14 +630,9 @@ void backward(const AttentionCall& c, const AttentionTask& t) {
     Backward<Op> pass(c, m);
     int count;
     QueryTile<Op>* tiles = make_tiles<Op>(c, t, pass, m, count);
+    const ProductScope<Op> scope;
     pass.template run<T>(t, tiles, count);
 }
-
-#if defined(__AVX512BF16__)
-using LowOp = Bf16;
-#else
-using LowOp = Fp32;
-#endif
 
 template <typename Op, template <typename> typename Pass>
 int64_t scratch_bytes(const AttentionCall& c, int64_t queries) {
