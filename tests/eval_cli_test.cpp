@@ -192,16 +192,16 @@ TEST_F(EvalCli, PerplexityIsTheMeanOfTheScores) {
 
 // Stopped by a signal in the middle: 75; going on gives the summary of an undisturbed run.
 TEST_F(EvalCli, SignalSavesAndTheSameCommandGoesOn) {
-    const std::vector<std::string> args = {"eval", model_, "--suite", "passkey", "--lengths", "3000", "--samples", "40", "--threads", "1",
+    const std::vector<std::string> args = {"eval", model_, "--suite", "passkey", "--lengths", "3000", "--samples", "12", "--threads", "1",
                                            "--dtype", "fp32", "--out", dir_.file("stopped")};
     int stopped = 0;
-    for (int tries = 0; tries < 100; ++tries) {
+    for (int tries = 0; tries < 100 && stopped < 2; ++tries) {
         test::Process p(args);
         std::this_thread::sleep_for(std::chrono::milliseconds(150 + 20 * tries));
         p.signal(SIGTERM);
         const RunResult r = p.wait();
         if (r.code == 0) break;
-        EXPECT_EQ(r.code == 75 || r.code == 128 + SIGTERM, true) << r.code << r.err;
+        EXPECT_TRUE(r.code == 75 || r.code == 128 + SIGTERM) << r.code << r.err;  // the latter: before it was listening
         stopped += r.code == 75;
     }
     EXPECT_GE(stopped, 1);
