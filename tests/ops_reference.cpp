@@ -158,7 +158,8 @@ AttentionResult attention(const AttentionCase& a) {
 AttentionGradients attention_backward(const AttentionCase& a, const Doubles& dout) {
     const size_t P = a.bias.size() / a.H;
     const HeadGrad zero{Doubles(a.H), Doubles(a.H)};
-    AttentionGradients r{Doubles(a.q.size()), Doubles(a.k.size()), Doubles(a.v.size()), zero, zero, {a.tables.size(), zero}};
+    AttentionGradients r{Doubles(a.q.size()), Doubles(a.k.size()), Doubles(a.v.size()), zero, zero, {}};
+    for (size_t p = 0; p < a.tables.size(); ++p) r.dtables.push_back(zero);
     auto add = [](HeadGrad& g, int h, double term) { g.value[h] += term, g.size[h] += std::fabs(term); };
     for_queries(a, [&](const Query& q) {
         const int kv = q.h / (a.H / a.K);
