@@ -121,7 +121,7 @@ test: deps ## install what is missing, build, and run all tests
 	$(Q)$(MAKE) -j$(shell nproc) --no-print-directory check
 
 check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
-	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
+	$(Q)OMP_WAIT_POLICY=passive BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
 
 data/text/dataset.json: | all
 	$(Q)scripts/get_corpus.sh data/text
