@@ -138,7 +138,8 @@ public:
 
     // ---- loss ---------------------------------------------------------------------------------------------------------
     // losses (n) f32 = -ln softmax(logits)[target]; dlogits (n, V), compute dtype, = scale * (softmax - onehot), empty: not
-    // wanted. logits (n, V) f32; targets (n) i32, a negative one gives loss 0 and gradient 0. dlogits may be logits.
+    // wanted. logits (n, V) f32; targets (n) i32, a negative one gives loss 0 and gradient 0. dlogits may be
+    // logits; where dlogits are wanted the logits are used up.
     virtual void cross_entropy(Tensor losses, Tensor dlogits, Tensor logits, Tensor targets, float scale) = 0;
 
     // ---- optimizer ----------------------------------------------------------------------------------------------------

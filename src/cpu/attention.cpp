@@ -12,8 +12,12 @@ static constexpr int64_t kTile = kAttentionTile;
 static constexpr int kSums = kMaxTables + 1;  // doubles a head and task
 static constexpr int kScale = 4;  // of the tables, the bias as theta_alpha's derivative where that is not table 0
 
+void check_head_size(int64_t D) {
+    if (D > kMaxHeadSize) throw Error(kExitUsage, "head size " + std::to_string(D) + ", expected at most " + std::to_string(kMaxHeadSize));
+}
+
 static AttentionCall make_call(HeadsView q, HeadsView k, HeadsView v, const Attention& a) {
-    if (a.D > 256) throw Error(kExitUsage, "head size " + std::to_string(a.D) + ", expected at most 256");
+    check_head_size(a.D);
     AttentionCall c{};
     c.T = a.T, c.S = a.S, c.H = a.H, c.K = a.K, c.D = a.D;
     c.low = q.dtype == DType::bf16;

@@ -164,6 +164,7 @@ void CpuBackend::norm_backward(Tensor dx, Tensor dx_low, Tensor dw, Tensor dy, T
 
 void CpuBackend::rope(Tensor x, Tensor table, Tensor positions, int heads, RopeLayout layout, bool inverse) {
     const int64_t width = x.last(), D = table.last();
+    check_head_size(D);
     for_ranges(threads_, x.rows(), 16, [&](int64_t b, int64_t e) {
         for (int64_t i = b; i < e; ++i)
             kernels_.rope(at(x, i * width), is_low(x), table.as<float>() + positions.as<int32_t>()[i] * D, heads, int(D),

@@ -11,6 +11,8 @@
 
 namespace bam {
 
+void check_head_size(int64_t D);
+
 class CpuBackend final : public Backend {
 public:
     CpuBackend(int threads, const Kernels& kernels);

@@ -10,7 +10,7 @@ namespace bam {
 
 enum class Isa : uint8_t { base, avx2, avx512, avx512bf16, amx };
 
-constexpr int kMaxTables = 5;
+constexpr int kMaxTables = 5, kMaxHeadSize = 256;
 constexpr int kPackK = 32, kPackN = 64;  // of a packed block
 
 // Upper bounds that let attention leave out key tiles: by tile of kAttentionTile keys or distances.
@@ -102,7 +102,8 @@ struct Kernels {
     void (*rope)(void* x, bool low, const float* table, int heads, int D, bool half, bool inverse);  // one token
     void (*swiglu_forward)(void* y, bool low, const void* gate_up, int64_t rows, int64_t F);
     void (*swiglu_backward)(void* dgate_up, bool low, const void* dy, const void* gate_up, int64_t rows, int64_t F);
-    float (*cross_entropy)(void* dlogits, bool low, const float* logits, int64_t V, int32_t target, float scale);  // one row
+    // One row; with dlogits the logits are used up.
+    float (*cross_entropy)(void* dlogits, bool low, float* logits, int64_t V, int32_t target, float scale);
     void (*update)(const UpdateArgs& a);
 
     // By tile of kAttentionTile: greatest |k| of keys of stride elements; greatest and least value.

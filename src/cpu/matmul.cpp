@@ -140,21 +140,42 @@ struct Matmul::Impl {
 
     // ---- forms ------------------------------------------------------------------------------------------------------
 
-    // f = the packed (K, N) matrix x, which is by rows or transposed.
-    void pack(Form& f, int64_t K, int64_t N, DType compute, const void* x, DType type, Layout layout) {
-        const Shape s{1024, N, K, compute, compute, Layout::rows, Layout::packed, false};
-        f.desc = primitive(s).b;
-        char* y = f.data.room<char>(f.desc.get_size());
-        if (!is_pack_format(f.desc, K)) return reorder(f.desc, y, describe(K, N, type, layout), x);
+    // Gives f room for a packed (K, N) matrix; whether it is in the blocks of isa/pack.cpp.
+    bool reserve(Form& f, int64_t K, int64_t N, DType compute) {
+        f.desc = primitive({1024, N, K, compute, compute, Layout::rows, Layout::packed, false}).b;
+        f.data.room<char>(f.desc.get_size());
+        return is_pack_format(f.desc, K);
+    }
+
+    // Where (k, n) of a packed (K, N) matrix is; n at the beginning of a block.
+    static uint16_t* packed_at(const Form& f, int64_t K, int64_t k, int64_t n) {
+        return f.data.get<uint16_t>() + n * round_up(K, kPackK) + k * kPackN;
+    }
+
+    // f = x (K, N), bf16 by rows, packed.
+    void pack(Form& f, int64_t K, int64_t N, const uint16_t* x) {
+        if (!reserve(f, K, N, DType::bf16)) return reorder(f.desc, f.data.get<void>(), describe(K, N, DType::bf16, Layout::rows), x);
         constexpr int64_t kRows = 8 * kPackK;
-        const int64_t columns = (N + kPackN - 1) / kPackN, steps = (K + kRows - 1) / kRows, stride = round_up(K, kPackK) * kPackN;
+        const int64_t columns = (N + kPackN - 1) / kPackN, steps = (K + kRows - 1) / kRows;
         for_parts(threads, columns * steps, [&](int64_t i, int) {
-            const int64_t n = i % columns * kPackN, k = i / columns * kRows, rows = std::min(kRows, K - k);
-            uint16_t* to = reinterpret_cast<uint16_t*>(y) + i % columns * stride + k * kPackN;
-            const int width = int(std::min<int64_t>(kPackN, N - n));
-            if (layout == Layout::rows)
-                kernels.pack_kn(to, static_cast<const char*>(x) + (k * N + n) * size_of(type), type == DType::bf16, rows, N, width);
-            else kernels.pack_nk(to, static_cast<const float*>(x) + n * K + k, rows, K, width);
+            const int64_t n = i % columns * kPackN, k = i / columns * kRows;
+            kernels.pack_kn(packed_at(f, K, k, n), x + k * N + n, true, std::min(kRows, K - k), N, int(std::min<int64_t>(kPackN, N - n)));
+        });
+    }
+
+    // Both forms of w in bf16 in one pass over the master, a part of kPackN rows of it at a time.
+    void pack_both(Weight& w) {
+        const float* x = w.master.as<float>();
+        const int64_t out = w.master.shape[0], in = w.master.shape[1];
+        constexpr int64_t kColumns = 4 * kPackN;
+        const int64_t rows = (out + kPackN - 1) / kPackN, steps = (in + kColumns - 1) / kColumns;
+        for_parts(threads, rows * steps, [&](int64_t part, int) {
+            const int64_t o = part / steps * kPackN, i = part % steps * kColumns, height = std::min<int64_t>(kPackN, out - o);
+            const float* from = x + o * in + i;
+            if (w.forward.wanted) kernels.pack_nk(packed_at(w.forward, in, i, o), from, std::min(kColumns, in - i), in, int(height));
+            if (!w.backward.wanted) return;
+            for (int64_t n = i; n < std::min(in, i + kColumns); n += kPackN)
+                kernels.pack_kn(packed_at(w.backward, out, o, n), x + o * in + n, false, height, in, int(std::min<int64_t>(kPackN, in - n)));
         });
     }
 
@@ -168,8 +189,14 @@ struct Matmul::Impl {
             for_ranges(threads, n, 1 << 14, [&](int64_t b, int64_t e) { kernels.round_to_bf16(to + b, source + b, e - b); });
             source = to;
         }
-        if (w.forward.wanted) pack(w.forward, in, out, compute, source, DType::f32, Layout::transposed);
-        if (w.backward.wanted) pack(w.backward, out, in, compute, source, DType::f32, Layout::rows);
+        const bool blocks = (!w.forward.wanted || reserve(w.forward, in, out, compute)) &
+                            (!w.backward.wanted || reserve(w.backward, out, in, compute));
+        if (blocks) return pack_both(w);
+        auto fill = [&](Form& f, int64_t K, int64_t N, Layout layout) {
+            if (f.wanted) reorder(f.desc, f.data.get<void>(), describe(K, N, DType::f32, layout), source);
+        };
+        fill(w.forward, in, out, Layout::transposed);
+        fill(w.backward, out, in, Layout::rows);
     }
 
     // ---- products where bf16 is refused -------------------------------------------------------------------------------
@@ -249,7 +276,7 @@ void Matmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
     uint16_t* dy_t = m.dy_transposed.room<uint16_t>(out * N);
     const uint16_t* from = static_cast<const uint16_t*>(dy.data);
     for_ranges(m.threads, out, 64, [&](int64_t b, int64_t e) { m.kernels.transpose16(dy_t + b * N, from + b, N, e - b, N, out); }, 64);
-    m.pack(m.x_packed, N, in, DType::bf16, x.data, DType::bf16, Layout::rows);
+    m.pack(m.x_packed, N, in, static_cast<const uint16_t*>(x.data));
     s.a = Layout::rows, s.b = Layout::packed;
     m.multiply(s, dw.data, dy_t, m.x_packed);
 }

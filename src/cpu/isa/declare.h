@@ -19,7 +19,7 @@ void norm_backward(const NormBackwardArgs& a);
 void rope(void* x, bool low, const float* table, int heads, int D, bool half, bool inverse);
 void swiglu_forward(void* y, bool low, const void* gate_up, int64_t rows, int64_t F);
 void swiglu_backward(void* dgate_up, bool low, const void* dy, const void* gate_up, int64_t rows, int64_t F);
-float cross_entropy(void* dlogits, bool low, const float* logits, int64_t V, int32_t target, float scale);
+float cross_entropy(void* dlogits, bool low, float* logits, int64_t V, int32_t target, float scale);
 void update(const UpdateArgs& a);
 void tile_norms(float* norms, const void* k, bool low, int64_t keys, int64_t stride, int D);
 void tile_ranges(float* max, float* min, const float* x, int64_t n);

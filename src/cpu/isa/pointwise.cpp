@@ -4,32 +4,48 @@
 
 namespace {
 
+using bam::kMaxHeadSize;
 using bam::UpdateArgs;
 
-template <typename T>
-void rope_token(T* x, const float* table, int heads, int D, bool half, float sign) {
-    const int first = half ? 1 : 2, second = half ? D / 2 : 1;  // pair i: elements first*i and first*i + second
-    for (int h = 0; h < heads; ++h, x += D) {
+// What element i of a head is multiplied by, and what the other element of its pair is.
+struct Turn {
+    float own[kMaxHeadSize], other[kMaxHeadSize];
+
+    Turn(const float* table, int D, bool half, float sign) {
         for (int i = 0; i < D / 2; ++i) {
-            float a[2];
-            T* p = x + first * i;
-            T* q = p + second;
-            const float c = table[2 * i], s = sign * table[2 * i + 1];
-            if constexpr (sizeof(T) == 2) {
-                a[0] = __builtin_bit_cast(float, uint32_t(*p) << 16);
-                a[1] = __builtin_bit_cast(float, uint32_t(*q) << 16);
-                store(p, splat(a[0] * c - a[1] * s), Part{1});
-                store(q, splat(a[0] * s + a[1] * c), Part{1});
-            } else {
-                a[0] = *p, a[1] = *q;
-                *p = a[0] * c - a[1] * s;
-                *q = a[0] * s + a[1] * c;
-            }
+            const int first = half ? i : 2 * i, second = half ? i + D / 2 : 2 * i + 1;
+            own[first] = own[second] = table[2 * i];
+            other[second] = sign * table[2 * i + 1];
+            other[first] = -other[second];
         }
     }
+};
+
+BAM_INLINE Vec swap_pairs(Vec x) {
+    Int order{};
+    for (int i = 0; i < W; ++i) order[i] = i ^ 1;
+    return __builtin_shuffle(x, order);
 }
 
-BAM_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }
+template <typename T>
+void rope_interleaved(T* x, const Turn& t, int heads, int D) {
+    for (int h = 0; h < heads; ++h, x += D)
+        each(D, [&](int64_t i, auto tag) {
+            const Vec v = load(x + i, tag);
+            store(x + i, v * load(t.own + i, tag) + swap_pairs(v) * load(t.other + i, tag), tag);
+        });
+}
+
+template <typename T>
+void rope_half(T* x, const Turn& t, int heads, int D) {
+    const int half = D / 2;
+    for (int h = 0; h < heads; ++h, x += D)
+        each(half, [&](int64_t i, auto tag) {
+            const Vec a = load(x + i, tag), b = load(x + half + i, tag), c = load(t.own + i, tag), s = load(t.other + half + i, tag);
+            store(x + i, a * c - b * s, tag);
+            store(x + half + i, a * s + b * c, tag);
+        });
+}
 
 template <typename T>
 void swiglu_rows(T* y, const T* gate_up, int64_t rows, int64_t F) {
@@ -102,9 +118,10 @@ void exp(float* y, const float* x, int64_t n) {
 }
 
 void rope(void* x, bool low, const float* table, int heads, int D, bool half, bool inverse) {
-    const float sign = inverse ? -1.0f : 1.0f;
-    if (low) rope_token(static_cast<uint16_t*>(x), table, heads, D, half, sign);
-    else rope_token(static_cast<float*>(x), table, heads, D, half, sign);
+    const Turn turn(table, D, half, inverse ? -1.0f : 1.0f);
+    auto run = [&](auto* to) { half ? rope_half(to, turn, heads, D) : rope_interleaved(to, turn, heads, D); };
+    if (low) run(static_cast<uint16_t*>(x));
+    else run(static_cast<float*>(x));
 }
 
 void swiglu_forward(void* y, bool low, const void* gate_up, int64_t rows, int64_t F) {

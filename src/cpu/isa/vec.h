@@ -93,6 +93,13 @@ BAM_INLINE void store(uint16_t* p, Vec v, Whole = {}) {
     __builtin_memcpy(p, &h, sizeof h);
 }
 
+#if defined(__AVX512F__)
+BAM_INLINE __mmask16 mask_of(Part t) { return __mmask16((1u << t.n) - 1); }
+BAM_INLINE Vec load(const float* p, Part t) { return (Vec)_mm512_maskz_loadu_ps(mask_of(t), p); }
+BAM_INLINE Vec load(const uint16_t* p, Part t) { return widen((Half)_mm256_maskz_loadu_epi16(mask_of(t), p)); }
+BAM_INLINE void store(float* p, Vec v, Part t) { _mm512_mask_storeu_ps(p, mask_of(t), (__m512)v); }
+BAM_INLINE void store(uint16_t* p, Vec v, Part t) { _mm256_mask_storeu_epi16(p, mask_of(t), (__m256i)narrow(v)); }
+#else
 BAM_INLINE Vec load(const float* p, Part t) {
     Vec v{};
     for (int i = 0; i < t.n; ++i) v[i] = p[i];
@@ -110,6 +117,7 @@ BAM_INLINE void store(uint16_t* p, Vec v, Part t) {
     const Half h = narrow(v);
     for (int i = 0; i < t.n; ++i) p[i] = h[i];
 }
+#endif
 
 // v with the lanes past the end of the row replaced.
 BAM_INLINE Vec keep(Vec v, Vec, Whole) { return v; }
@@ -126,6 +134,16 @@ BAM_INLINE Vec vmax(Vec a, Vec b) {
     return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+// 1/x for normal x, to 1.5 ulp.
+BAM_INLINE Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+    const Vec r = (Vec)_mm512_maskz_rcp14_ps(0xffff, (__m512)x);
+    return r * (2.0f - x * r);
+#else
+    return 1.0f / x;
 #endif
 }
 
@@ -224,6 +242,14 @@ BAM_INLINE Vec exp2_nonpositive(Vec x) {
     const Vec r = y + kRound;
     const Vec p = exp2_reduced<kDegree>(y - (r - kRound), (Int)r);
     return x < -126.0f ? Vec{} : p;
+}
+
+// 1 / (1 + e^-x); 0 below -87, NaN stays NaN.
+BAM_INLINE Vec sigmoid(Vec x) {
+    const Vec t = vmax(splat(-126.0f), -vmax(splat(-126.0f), x * kLog2e));  // -x in powers of two, within +-126
+    const Vec r = t + kRound;
+    const Vec e = exp2_reduced<6>(t - (r - kRound), (Int)r);
+    return x < -87.0f ? Vec{} : reciprocal(1.0f + e);
 }
 
 // e^x everywhere: 0 below 2^-126, infinity above the largest float, NaN stays NaN. 1.5 ulp.
