@@ -19,7 +19,7 @@ struct Call {
     int64_t S = 1000;
     double slope = 1.0;              // bias -slope * d
     double seq_scale = 0;            // 0: no SSMax
-    int64_t nan_values_before = 0, nan_key = -1;
+    int64_t nan_values_before = 0, nan_key = -1, loud_key = -1;  // loud: 60 times the last query, all heads
     float skip_below = kShare;
 
     std::vector<float> run(Backend& device) const {
@@ -29,6 +29,7 @@ struct Call {
         const float nan = std::numeric_limits<float>::quiet_NaN();
         std::fill_n(v.begin(), nan_values_before * H * D, nan);
         if (nan_key >= 0) k[size_t(nan_key * H * D)] = nan;
+        for (int i = 0; loud_key >= 0 && i < H * D; ++i) k[size_t(loud_key * H * D + i)] = 60 * q[size_t((T - 1) * H * D + i)];
         for (int h = 0; h < H; ++h)
             for (int64_t d = 0; d < S; ++d) bias[size_t(h * S + d)] = float(-slope * double(d));
         std::vector<int32_t> key_begin(size_t(T), 0), offset = {int32_t(S - T)};
@@ -88,6 +89,18 @@ TEST(SkippedKeys, NothingElseChanges) {
                 call.skip_below = 0;
                 EXPECT_LT(test::max_abs_difference(skipping, call.run(*device)), 3e-7) << slope << " " << scale << " " << T;
             }
+}
+
+// A far key that scores enough to outweigh its bias (60 |q|^2 / 4 is some 240, the bias -90) must be seen: norms count.
+TEST(SkippedKeys, ALoudFarKeyIsHeard) {
+    const auto device = make_cpu_backend(1);
+    Call call;
+    call.slope = 0.1, call.loud_key = 99;
+    const std::vector<float> skipping = call.run(*device);
+    call.skip_below = 0;
+    EXPECT_LT(test::max_abs_difference(skipping, call.run(*device)), 3e-7);
+    call.loud_key = -1;
+    EXPECT_GT(test::max_abs_difference(skipping, call.run(*device)), 0.1);
 }
 
 TEST(SkippedKeys, ANanKeyIsNeverHidden) {
