@@ -36,7 +36,7 @@ struct Model::Activations {
     Tensor proj;                         // (N, C): what a part adds to the residual stream
     Tensor logits;                       // (R, V) f32
     // Backward only.
-    Tensor dlogits;                      // (R, V)
+    Tensor dlogits;                      // (G, V)
     Tensor dx, dx_low;                   // (N, C) f32, and rounded to bf16 when computing in it
     Tensor dn;                           // (N, C): gradient by a norm's output or by the attention output
     Tensor dact, dgate_up, dqkv;
@@ -59,6 +59,9 @@ Keep keep_for(const std::string& recompute) {
     return recompute == "block" ? Keep::inputs : recompute == "attention" ? Keep::no_attention : Keep::all;
 }
 
+// Chunks of logits whose gradients are kept, to meet the (V, C) gradient of the output matrix once: it is larger than a cache.
+constexpr int64_t kGradientChunks = 4;
+
 int64_t logit_rows(const ModelConfig& c, int64_t N) {
     constexpr int64_t kElements = 1 << 24;  // 64 MiB of fp32 logits
     return std::min<int64_t>(N, std::max<int64_t>(64, kElements / c.vocab_size));
@@ -66,6 +69,7 @@ int64_t logit_rows(const ModelConfig& c, int64_t N) {
 
 void Model::Activations::layout(Arena& a, const ModelConfig& c, DType compute) {
     const int64_t N = int64_t(B) * T, C = c.dim, F = c.ffn_hidden, V = c.vocab_size, R = logit_rows(c, N);
+    const int64_t G = std::min(N, kGradientChunks * R);
     const bool training = keep != Keep::nothing;
     layers.assign(c.n_layers, {});
     for (int l = 0; l < c.n_layers; ++l) {
@@ -88,9 +92,9 @@ void Model::Activations::layout(Arena& a, const ModelConfig& c, DType compute) {
     hidden = a.take(compute, {N, C});
     rstd_final = a.take(DType::f32, {N});
     proj = a.take(compute, {N, C});
-    logits = a.take(DType::f32, {R, V});
+    logits = a.take(DType::f32, {training && compute == DType::f32 ? G : R, V});
     if (!training) return;
-    dlogits = compute == DType::f32 ? logits : a.take(compute, {R, V});
+    dlogits = compute == DType::f32 ? logits : a.take(compute, {G, V});
     dx = a.take(DType::f32, {N, C});
     if (compute != DType::f32) dx_low = a.take(compute, {N, C});
     dn = a.take(compute, {N, C});
@@ -349,16 +353,20 @@ void Model::forward(const Batch& batch, KvCache* cache, float skip_below) {
 // Logits, loss and, with grads, their gradients, a chunk of rows at a time.
 void Model::classifier(Tensor losses, Tensor grads, float scale) {
     const Activations& a = *act_;
-    const int64_t N = int64_t(a.B) * a.T, R = a.logits.shape[0];
+    const int64_t N = int64_t(a.B) * a.T, R = logit_rows(config_, N), G = grads ? a.dlogits.shape[0] : R;
     Tensor dw;
     if (grads) dw = part(grads, config_.tie_embeddings ? "tok_embeddings.weight" : "output.weight");
-    for (int64_t begin = 0; begin < N; begin += R) {
-        const int64_t n = std::min(R, N - begin);
-        const Tensor logits = a.logits.slice(0, n), hidden = a.hidden.slice(begin, n);
-        const Tensor dlogits = grads ? a.dlogits.slice(0, n) : Tensor();
-        device_.matmul_forward(logits, hidden, output_);
-        device_.cross_entropy(losses.slice(begin, n), dlogits, logits, in_->targets.slice(begin, n), scale);
-        if (grads) device_.matmul_backward(a.dn.slice(begin, n), dw, dlogits, hidden, output_);
+    for (int64_t begin = 0; begin < N; begin += G) {
+        const int64_t rows = std::min(G, N - begin);
+        for (int64_t i = 0; i < rows; i += R) {
+            const int64_t n = std::min(R, rows - i);
+            const Tensor dlogits = grads ? a.dlogits.slice(i, n) : Tensor();
+            const Tensor logits = dlogits.data && compute_ == DType::f32 ? dlogits : a.logits.slice(0, n);
+            device_.matmul_forward(logits, a.hidden.slice(begin + i, n), output_);
+            device_.cross_entropy(losses.slice(begin + i, n), dlogits, logits, in_->targets.slice(begin + i, n), scale);
+        }
+        if (grads)
+            device_.matmul_backward(a.dn.slice(begin, rows), dw, a.dlogits.slice(0, rows), a.hidden.slice(begin, rows), output_);
     }
 }
 
