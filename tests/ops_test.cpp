@@ -152,15 +152,16 @@ TEST_P(CpuOps, PackedAndTransposedMatrices) {
         std::vector<uint16_t> want(row_blocks * kPackK * kPackN), got[3];
         for (int i = 0; i < rows; ++i)
             for (int j = 0; j < columns; ++j) want[i / 2 * 2 * kPackN + 2 * j + i % 2] = low[i * stride + j];
+        const bool far = columns % 2;
         for (auto& g : got) g.assign(want.size(), 0xffff);
-        k.pack_kn(got[0].data(), x.data(), false, rows, stride, columns);
-        k.pack_kn(got[1].data(), low.data(), true, rows, stride, columns);
-        k.pack_nk(got[2].data(), x_t.data(), rows, rows + 3, columns);
+        k.pack_kn(got[0].data(), x.data(), false, rows, stride, columns, far);
+        k.pack_kn(got[1].data(), low.data(), true, rows, stride, columns, far);
+        k.pack_nk(got[2].data(), x_t.data(), rows, rows + 3, columns, far);
         for (const auto& g : got) EXPECT_EQ(g, want) << rows << "x" << columns;
         std::vector<uint16_t> y(columns * (rows + 2), 0xffff), transposed = y;
         for (int i = 0; i < rows; ++i)
             for (int j = 0; j < columns; ++j) transposed[j * (rows + 2) + i] = low[i * stride + j];
-        k.transpose16(y.data(), low.data(), rows, columns, rows + 2, stride);
+        k.transpose16(y.data(), low.data(), rows, columns, rows + 2, stride, far);
         EXPECT_EQ(y, transposed) << rows << "x" << columns;
     }
 }

@@ -15,6 +15,16 @@ namespace bam {
 
 using Low = uint16_t;
 
+void* allocate_memory(int64_t bytes) {
+    constexpr int64_t kHuge = 2 << 20;
+    const int64_t alignment = bytes >= kHuge ? kHuge : 64;
+    const int64_t size = (std::max<int64_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+    void* p = std::aligned_alloc(alignment, size);
+    if (!p) throw Error(kExitFailure, "out of memory: " + std::to_string(bytes) + " bytes wanted");
+    if (alignment == kHuge) madvise(p, size, MADV_HUGEPAGE);
+    return p;
+}
+
 static bool is_low(Tensor t) { return t.dtype == DType::bf16; }
 
 // Element i of a tensor of either float type.
@@ -51,17 +61,7 @@ int64_t CpuBackend::total_memory() const {
     return bytes;
 }
 
-// Large blocks ask for huge pages, which an arena of gigabytes needs to be fast.
-void* CpuBackend::allocate(int64_t bytes) {
-    constexpr int64_t kHuge = 2 << 20;
-    const int64_t alignment = bytes >= kHuge ? kHuge : 64;
-    const int64_t size = (std::max<int64_t>(bytes, 1) + alignment - 1) / alignment * alignment;
-    void* p = std::aligned_alloc(alignment, size);
-    if (!p) throw Error(kExitFailure, "out of memory: " + std::to_string(bytes) + " bytes wanted");
-    if (alignment == kHuge) madvise(p, size, MADV_HUGEPAGE);
-    return p;
-}
-
+void* CpuBackend::allocate(int64_t bytes) { return allocate_memory(bytes); }
 void CpuBackend::release(void* p) { std::free(p); }
 void CpuBackend::upload(Tensor dst, const void* src) { std::memcpy(dst.data, src, dst.bytes()); }
 void CpuBackend::download(void* dst, Tensor src) { std::memcpy(dst, src.data, src.bytes()); }

@@ -1,13 +1,14 @@
-// Working memory that grows to the largest size asked for and is kept: 64-byte aligned, contents undefined.
+// Memory: 64-byte aligned; blocks of megabytes ask for huge pages, without which they are slow.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 
-#include "check.h"
-
 namespace bam {
 
+void* allocate_memory(int64_t bytes);  // contents undefined; released by std::free. Error(kExitFailure) if there is none
+
+// Working memory that grows to the largest size asked for and is kept.
 class Buffer {
 public:
     template <typename T>
@@ -15,9 +16,9 @@ public:
         const int64_t bytes = n * int64_t(sizeof(T));
         if (bytes > size_) {
             data_.reset();
-            size_ = (bytes + 63) / 64 * 64;
-            data_.reset(std::aligned_alloc(64, size_));
-            if (!data_) size_ = 0, throw Error(kExitFailure, "out of memory: " + std::to_string(bytes) + " bytes");
+            size_ = 0;
+            data_.reset(allocate_memory(bytes));
+            size_ = bytes;
         }
         return static_cast<T*>(data_.get());
     }

@@ -87,11 +87,12 @@ struct Kernels {
     void (*to_fp32)(float* y, const uint16_t* x, int64_t n);
     void (*round_to_bf16)(float* y, const float* x, int64_t n);  // fp32 numbers that bf16 can hold
     // y (columns, rows) = x (rows, columns) transposed.
-    void (*transpose16)(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride);
+    void (*transpose16)(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride, bool far);
+    // `far`: the result is too large to stay in a cache.
     // A column of oneDNN's blocks for the second operand (k, n) of a bf16 product, see isa/pack.cpp: from (rows, columns),
     // bf16 or fp32, with k along the rows, or from fp32 (columns, rows). columns <= kPackN.
-    void (*pack_kn)(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns);
-    void (*pack_nk)(uint16_t* y, const float* x, int64_t rows, int64_t stride, int columns);
+    void (*pack_kn)(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns, bool far);
+    void (*pack_nk)(uint16_t* y, const float* x, int64_t rows, int64_t stride, int columns, bool far);
     void (*add)(float* y, const float* x, int64_t n);  // y +=
     double (*sum_squares)(const float* x, int64_t n);
     void (*exp)(float* y, const float* x, int64_t n);  // for tests

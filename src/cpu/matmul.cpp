@@ -48,6 +48,8 @@ bool is_pack_format(const memory::desc& d, int64_t K) {
            b.strides[0] == kPackK * kPackN && b.strides[1] == round_up(K, kPackK) * kPackN;
 }
 
+constexpr int64_t kFarBytes = 4 << 20;  // results beyond this are not kept in the caches
+
 // A matrix in the form that one kind of product wants.
 struct Form {
     memory::desc desc;
@@ -78,7 +80,7 @@ struct Matmul::Impl {
     dnnl::stream stream{engine};
     std::map<Shape, Primitive> primitives;
     std::deque<Weight> weights;
-    Buffer scratchpad, repacked, wide_dy, wide_x, wide_c, dy_transposed;
+    Buffer scratchpad, repacked, wide_dy, wide_x, wide_c, transposed;
     Form x_packed;
     bool bf16_works = true, fast_bf16;
 
@@ -159,23 +161,37 @@ struct Matmul::Impl {
         const int64_t columns = (N + kPackN - 1) / kPackN, steps = (K + kRows - 1) / kRows;
         for_parts(threads, columns * steps, [&](int64_t i, int) {
             const int64_t n = i % columns * kPackN, k = i / columns * kRows;
-            kernels.pack_kn(packed_at(f, K, k, n), x + k * N + n, true, std::min(kRows, K - k), N, int(std::min<int64_t>(kPackN, N - n)));
+            kernels.pack_kn(packed_at(f, K, k, n), x + k * N + n, true, std::min(kRows, K - k), N, int(std::min<int64_t>(kPackN, N - n)), 2 * K * N > kFarBytes);
         });
+    }
+
+    // x (rows, columns) transposed, until the next call.
+    const uint16_t* transpose(const uint16_t* x, int64_t rows, int64_t columns) {
+        constexpr int64_t kRows = 256, kColumns = 64;
+        uint16_t* y = transposed.room<uint16_t>(rows * columns);
+        const int64_t across = (columns + kColumns - 1) / kColumns, down = (rows + kRows - 1) / kRows;
+        for_parts(threads, across * down, [&](int64_t i, int) {
+            const int64_t c = i % across * kColumns, r = i / across * kRows;
+            kernels.transpose16(y + c * rows + r, x + r * columns + c, std::min(kRows, rows - r), std::min(kColumns, columns - c), rows,
+                                columns, 2 * rows * columns > kFarBytes);
+        });
+        return y;
     }
 
     // Both forms of w in bf16 in one pass over the master, a part of kPackN rows of it at a time.
     void pack_both(Weight& w) {
         const float* x = w.master.as<float>();
         const int64_t out = w.master.shape[0], in = w.master.shape[1];
+        const bool far = 2 * out * in > kFarBytes;
         constexpr int64_t kColumns = 4 * kPackN;
         const int64_t rows = (out + kPackN - 1) / kPackN, steps = (in + kColumns - 1) / kColumns;
         for_parts(threads, rows * steps, [&](int64_t part, int) {
             const int64_t o = part / steps * kPackN, i = part % steps * kColumns, height = std::min<int64_t>(kPackN, out - o);
             const float* from = x + o * in + i;
-            if (w.forward.wanted) kernels.pack_nk(packed_at(w.forward, in, i, o), from, std::min(kColumns, in - i), in, int(height));
+            if (w.forward.wanted) kernels.pack_nk(packed_at(w.forward, in, i, o), from, std::min(kColumns, in - i), in, int(height), far);
             if (!w.backward.wanted) return;
             for (int64_t n = i; n < std::min(in, i + kColumns); n += kPackN)
-                kernels.pack_kn(packed_at(w.backward, out, o, n), x + o * in + n, false, height, in, int(std::min<int64_t>(kPackN, in - n)));
+                kernels.pack_kn(packed_at(w.backward, out, o, n), x + o * in + n, false, height, in, int(std::min<int64_t>(kPackN, in - n)), far);
         });
     }
 
@@ -273,9 +289,7 @@ void Matmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
     if (w.compute == DType::f32) return m.multiply(s, dw.data, dy.data, x.data);
     if (!as_asked) return m.multiply_fp32(s, dw, m.as_fp32(dy, m.wide_dy), m.as_fp32(x, m.wide_x));
     // Both operands with k, the tokens, as the library's inner loops want it: 1.1 times as fast with AVX-512, more with AMX.
-    uint16_t* dy_t = m.dy_transposed.room<uint16_t>(out * N);
-    const uint16_t* from = static_cast<const uint16_t*>(dy.data);
-    for_ranges(m.threads, out, 64, [&](int64_t b, int64_t e) { m.kernels.transpose16(dy_t + b * N, from + b, N, e - b, N, out); }, 64);
+    const uint16_t* dy_t = m.transpose(static_cast<const uint16_t*>(dy.data), N, out);
     m.pack(m.x_packed, N, in, static_cast<const uint16_t*>(x.data));
     s.a = Layout::rows, s.b = Layout::packed;
     m.multiply(s, dw.data, dy_t, m.x_packed);
