@@ -179,7 +179,7 @@ BAM_INLINE void copy(T* y, const T* x, int n) {
 // Rows [0, n) of x (stride apart, D wide) as Elem, zero up to (rows, width).
 template <typename Elem, typename T>
 void copy_rows(Elem* y, int width, const T* x, int64_t stride, int n, int rows, int D) {
-    constexpr int kAhead = 8;
+    constexpr int kAhead = 16;
     for (int r = 0; r < n; ++r, y += width, x += stride) {
         // Rows lie kilobytes apart, where the hardware does not prefetch.
         if (r + kAhead < n)
