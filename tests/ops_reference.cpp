@@ -48,7 +48,9 @@ NormGrads norm_backward(const Doubles& dy, const Doubles& x, const Doubles& w, i
     return g;
 }
 
-static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+static double sigmoid(double x) {
+    return 1 / (1 + std::exp(-x));
+}
 
 Doubles swiglu(const Doubles& gate_up, int64_t F) {
     Doubles y;
@@ -71,7 +73,8 @@ Doubles swiglu_backward(const Doubles& dy, const Doubles& gate_up, int64_t F) {
     return d;
 }
 
-Doubles rope(const Doubles& x, const Ints& positions, int64_t width, int heads, int D, double base, bool half, double sign) {
+Doubles rope(const Doubles& x, const Ints& positions, int64_t width, int heads, int D, double base, bool half,
+             double sign) {
     Doubles y = x;
     for (size_t n = 0; n < positions.size(); ++n)
         for (int h = 0; h < heads; ++h)
@@ -130,7 +133,8 @@ void for_queries(const AttentionCase& a, const std::function<void(const Query&)>
                     for (int i = 0; i < a.D; ++i) dot += query[i] * key[i];
                     q.scores.push_back(dot / std::sqrt(double(a.D)));
                     const double bias = P ? a.bias[h * P + (q.position - j)] : 0;
-                    const double logit = a.scale_scores ? q.factor * q.scores.back() + bias : q.factor * (q.scores.back() + bias);
+                    const double logit =
+                        a.scale_scores ? q.factor * q.scores.back() + bias : q.factor * (q.scores.back() + bias);
                     q.probabilities.push_back(logit);
                     max = std::fmax(max, logit);
                 }

@@ -1,5 +1,5 @@
-// What the ops of backend.h compute, straight from DESIGN §2 in double precision: brute force, no tiles, no running maxima,
-// nothing shared with src/. The right answers of ops_test.cpp (and of the CUDA backend's tests).
+// What the ops of backend.h compute, straight from DESIGN §2 in double precision: brute force, no tiles, no running
+// maxima, nothing shared with src/. The right answers of ops_test.cpp (and of the CUDA backend's tests).
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -26,14 +26,16 @@ Doubles swiglu(const Doubles& gate_up, int64_t F);
 Doubles swiglu_backward(const Doubles& dy, const Doubles& gate_up, int64_t F);
 
 // x (N, width): pair i of the first `heads` heads turned by positions[n] * base^(-2i/D).
-Doubles rope(const Doubles& x, const Ints& positions, int64_t width, int heads, int D, double base, bool half, double sign);
+Doubles rope(const Doubles& x, const Ints& positions, int64_t width, int heads, int D, double base, bool half,
+             double sign);
 
 struct Loss {
     Doubles losses, dlogits;
 };
 Loss cross_entropy(const Doubles& logits, const Ints& targets, int64_t V, double scale);
 
-// q (B, T, H, D); k, v (B, S, K, D); key_begin (B, T); offset (B) or empty; seq_scale (H) or empty; bias (H, P) or empty.
+// q (B, T, H, D); k, v (B, S, K, D); key_begin (B, T); offset (B) or empty; seq_scale (H) or empty; bias (H, P) or
+// empty.
 struct AttentionCase {
     int B, T, S, H, K, D;
     bool scale_scores;

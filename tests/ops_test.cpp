@@ -18,7 +18,8 @@ namespace {
 using reference::Doubles;
 using reference::Ints;
 
-// ---- arrays ---------------------------------------------------------------------------------------------------------------
+// ---- arrays
+// ---------------------------------------------------------------------------------------------------------------
 
 // A tensor's memory with its values as doubles, rounded as stored.
 struct Array {
@@ -33,9 +34,12 @@ struct Array {
         memory.resize(n * size_of(t) + 1);
         for (int64_t i = 0; i < n; ++i) {
             const double v = values.empty() ? 0.0 : values[i];
-            if (t == DType::i32) reinterpret_cast<int32_t*>(memory.data())[i] = int32_t(v);
-            else if (t == DType::f32) reinterpret_cast<float*>(memory.data())[i] = float(v);
-            else reinterpret_cast<bf16*>(memory.data())[i] = to_bf16(float(v));
+            if (t == DType::i32)
+                reinterpret_cast<int32_t*>(memory.data())[i] = int32_t(v);
+            else if (t == DType::f32)
+                reinterpret_cast<float*>(memory.data())[i] = float(v);
+            else
+                reinterpret_cast<bf16*>(memory.data())[i] = to_bf16(float(v));
         }
     }
     operator Tensor() {
@@ -47,9 +51,12 @@ struct Array {
         Doubles v;
         const int64_t n = int64_t(memory.size()) / size_of(dtype);
         for (int64_t i = 0; i < n; ++i) {
-            if (dtype == DType::f32) v.push_back(reinterpret_cast<const float*>(memory.data())[i]);
-            else if (dtype == DType::bf16) v.push_back(to_float(reinterpret_cast<const bf16*>(memory.data())[i]));
-            else v.push_back(reinterpret_cast<const int32_t*>(memory.data())[i]);
+            if (dtype == DType::f32)
+                v.push_back(reinterpret_cast<const float*>(memory.data())[i]);
+            else if (dtype == DType::bf16)
+                v.push_back(to_float(reinterpret_cast<const bf16*>(memory.data())[i]));
+            else
+                v.push_back(reinterpret_cast<const int32_t*>(memory.data())[i]);
         }
         return v;
     }
@@ -62,7 +69,9 @@ Array normals(DType t, std::vector<int64_t> shape, double scale, uint64_t seed) 
     return Array(t, std::move(shape), Doubles(x.begin(), x.end()));
 }
 
-Array ints(const Ints& v, std::vector<int64_t> shape) { return Array(DType::i32, std::move(shape), Doubles(v.begin(), v.end())); }
+Array ints(const Ints& v, std::vector<int64_t> shape) {
+    return Array(DType::i32, std::move(shape), Doubles(v.begin(), v.end()));
+}
 
 void add(Doubles& y, const Doubles& x) {
     for (size_t i = 0; i < y.size(); ++i) y[i] += x[i];
@@ -79,8 +88,10 @@ void expect_near(const Doubles& got, const Doubles& want, DType t, const std::st
         difference += d * d, norm += want[i] * want[i];
     }
     const double limit = tolerance > 0 ? tolerance : t == DType::bf16 ? 6e-3 : 1e-5;
-    if (t == DType::bf16) EXPECT_LE(std::sqrt(difference), limit * std::sqrt(norm) + 1e-12) << what;
-    else EXPECT_LE(worst, limit * largest + 1e-12) << what;
+    if (t == DType::bf16)
+        EXPECT_LE(std::sqrt(difference), limit * std::sqrt(norm) + 1e-12) << what;
+    else
+        EXPECT_LE(worst, limit * largest + 1e-12) << what;
 }
 
 std::vector<Isa> machine_isas() {
@@ -105,12 +116,14 @@ INSTANTIATE_TEST_SUITE_P(Machine, CpuOps, testing::ValuesIn(machine_isas()),
 
 const DType kFloats[] = {DType::f32, DType::bf16};
 
-// ---- plain ops ------------------------------------------------------------------------------------------------------------
+// ---- plain ops
+// ------------------------------------------------------------------------------------------------------------
 
 TEST_P(CpuOps, ConversionsRoundToNearestEvenAndKeepNan) {
     const Kernels& k = kernels_for(GetParam());
     std::vector<float> x = random_floats(37, -3, 3, 1);
-    const float special[] = {0.0f, -0.0f, 1.0f, INFINITY, -INFINITY, NAN, 3.3e38f, 1.00390625f, 1.01171875f, -1.00390625f};
+    const float special[] = {0.0f, -0.0f,   1.0f,        INFINITY,    -INFINITY,
+                             NAN,  3.3e38f, 1.00390625f, 1.01171875f, -1.00390625f};
     x.insert(x.end(), std::begin(special), std::end(special));
     std::vector<uint16_t> low(x.size());
     std::vector<float> back(x.size()), rounded(x.size());
@@ -118,8 +131,10 @@ TEST_P(CpuOps, ConversionsRoundToNearestEvenAndKeepNan) {
     k.to_fp32(back.data(), low.data(), x.size());
     k.round_to_bf16(rounded.data(), x.data(), x.size());
     for (size_t i = 0; i < x.size(); ++i) {
-        if (std::isnan(x[i])) EXPECT_TRUE(std::isnan(back[i]));
-        else EXPECT_EQ(low[i], to_bf16(x[i]).bits) << x[i];
+        if (std::isnan(x[i]))
+            EXPECT_TRUE(std::isnan(back[i]));
+        else
+            EXPECT_EQ(low[i], to_bf16(x[i]).bits) << x[i];
         EXPECT_EQ(std::memcmp(&rounded[i], &back[i], 4), 0) << x[i];
     }
 }
@@ -168,7 +183,8 @@ TEST_P(CpuOps, PackedAndTransposedMatrices) {
 
 TEST_P(CpuOps, MatmulIsNeverAReferenceImplementation) {
     CpuBackend cpu(2, GetParam());
-    for (DType t : kFloats) EXPECT_EQ(cpu.describe()[std::string("matmul ") + name_of(t)].find("ref"), std::string::npos);
+    for (DType t : kFloats)
+        EXPECT_EQ(cpu.describe()[std::string("matmul ") + name_of(t)].find("ref"), std::string::npos);
     if (cpu.fast_bf16()) {
         EXPECT_EQ(cpu.describe()["matmul bf16"].find("brg:avx512_core_"), 0u);
     }
@@ -178,7 +194,8 @@ TEST_P(Ops, MatmulAndItsGradients) {
     const int64_t shapes[][3] = {{1, 1, 1}, {29, 51, 36}, {3, 257, 12}, {1, 64, 129}, {130, 96, 48}, {65, 1, 7}};
     for (DType t : kFloats)
         for (const auto& [N, out, in] : shapes) {
-            Array w = normals(DType::f32, {out, in}, 1, 1), x = normals(t, {N, in}, 1, 2), dy = normals(t, {N, out}, 1, 3);
+            Array w = normals(DType::f32, {out, in}, 1, 1), x = normals(t, {N, in}, 1, 2),
+                  dy = normals(t, {N, out}, 1, 3);
             const Array w_used(t, {out, in}, w.values());
             const WeightId id = device.bind_weight(w, t);
             const std::string what = std::to_string(N) + "x" + std::to_string(out) + "x" + std::to_string(in);
@@ -188,7 +205,8 @@ TEST_P(Ops, MatmulAndItsGradients) {
                 device.matmul_forward(y, x, id);
                 expect_near(y.values(), want, t, what + " y");
                 device.matmul_backward(dx, {}, dy, x, id);
-                expect_near(dx.values(), reference::matmul(dy.values(), reference::transposed(w_used.values(), out, in), N, in, out),
+                expect_near(dx.values(),
+                            reference::matmul(dy.values(), reference::transposed(w_used.values(), out, in), N, in, out),
                             t, what + " dx");
             }
             Array dw = normals(DType::f32, {out, in}, 1, 4);
@@ -215,14 +233,16 @@ TEST_P(Ops, RefreshedWeightsAreUsedByBothDirections) {
         device.matmul_forward(y, x, id);
         device.matmul_backward(dx, {}, dy, x, id);
         expect_near(y.values(), reference::matmul(x.values(), used, 5, 24, 16), t, "y");
-        expect_near(dx.values(), reference::matmul(dy.values(), reference::transposed(used, 24, 16), 5, 16, 24), t, "dx");
+        expect_near(dx.values(), reference::matmul(dy.values(), reference::transposed(used, 24, 16), 5, 16, 24), t,
+                    "dx");
     }
 }
 
 TEST_P(Ops, NormWithResidual) {
     for (DType t : kFloats)
         for (const auto& [N, C] : {std::pair{1, 1}, {3, 12}, {70, 36}, {129, 768}}) {
-            Array x = normals(DType::f32, {N, C}, 1, 1), delta = normals(t, {N, C}, 1, 2), w = normals(DType::f32, {C}, 1, 3);
+            Array x = normals(DType::f32, {N, C}, 1, 1), delta = normals(t, {N, C}, 1, 2),
+                  w = normals(DType::f32, {C}, 1, 3);
             Array y(t, {N, C}), rstd(DType::f32, {N}), sum(DType::f32, {N, C});
             const auto want = reference::norm(x.values(), delta.values(), w.values(), C, 1e-5);
             const std::string what = std::to_string(N) + "x" + std::to_string(C);
@@ -275,10 +295,12 @@ TEST_P(Ops, RopeTurnsAndTurnsBack) {
                 const Doubles before = x.values();
                 const RopeLayout layout = half ? RopeLayout::half : RopeLayout::interleaved;
                 device.rope_forward(x, table, at, heads, layout);
-                expect_near(x.values(), reference::rope(before, positions, width, heads, D, 10000, half, 1), t, "forward");
+                expect_near(x.values(), reference::rope(before, positions, width, heads, D, 10000, half, 1), t,
+                            "forward");
                 const Doubles turned = x.values();
                 device.rope_backward(x, table, at, heads, layout);
-                expect_near(x.values(), reference::rope(turned, positions, width, heads, D, 10000, half, -1), t, "backward");
+                expect_near(x.values(), reference::rope(turned, positions, width, heads, D, 10000, half, -1), t,
+                            "backward");
             }
 }
 
@@ -349,7 +371,8 @@ TEST_P(Ops, UpdateIsTheFormulaInsideTheGroupsOnly) {
             const double lr = i < 500 ? 1e-2 : 1e-3, wd = i < 500 ? 0.1 : 0, grad = 0.5 * g0[i];
             want_m[i] = 0.9 * m0[i] + 0.1 * grad;
             want_v[i] = 0.95 * v0[i] + 0.05 * grad * grad;
-            want_p[i] = p0[i] * (1 - lr * wd) - lr * 1.7 * want_m[i] / (adaptive ? 1.3 * std::sqrt(want_v[i]) + 1e-8 : 1);
+            want_p[i] =
+                p0[i] * (1 - lr * wd) - lr * 1.7 * want_m[i] / (adaptive ? 1.3 * std::sqrt(want_v[i]) + 1e-8 : 1);
         }
         expect_near(p.values(), want_p, DType::f32, "p", 1e-6);
         expect_near(m.values(), want_m, DType::f32, "m", 1e-6);
@@ -376,7 +399,8 @@ TEST_P(Ops, GlobalNorm) {
 
 TEST_P(Ops, PriorTables) {
     const int H = 3, P = 70;
-    Array theta[3] = {Array(DType::f32, {H}, {0, -1, 60}), Array(DType::f32, {H}, {-9, 0.5, 2}), Array(DType::f32, {H}, {0, -0.4, 1})};
+    Array theta[3] = {Array(DType::f32, {H}, {0, -1, 60}), Array(DType::f32, {H}, {-9, 0.5, 2}),
+                      Array(DType::f32, {H}, {0, -0.4, 1})};
     Array bias(DType::f32, {H, P}), d1(DType::f32, {H, P}), d2(DType::f32, {H, P});
     const Tensor thetas[3] = {theta[0], theta[1], theta[2]}, tables[3] = {{}, d1, d2};
     device.prior_tables(bias, tables, Encoding::bam, thetas);
@@ -393,7 +417,8 @@ TEST_P(Ops, PriorTables) {
     EXPECT_FLOAT_EQ(bias.values()[P + 5], -5 * alibi_slope(1, H));
 }
 
-// ---- attention ------------------------------------------------------------------------------------------------------------
+// ---- attention
+// ------------------------------------------------------------------------------------------------------------
 
 enum class Prior { none, small, decaying, huge, floor, all_floor };
 
@@ -402,27 +427,34 @@ struct Case {
     Prior prior = Prior::small;
     double seq_scale = 1;  // of head 0; 0.25 more for each next one; NaN: no SSMax
     bool scale_scores = false;
-    Ints documents = {};   // where documents begin in every row; row b's are b later
-    int cached = 0;        // keys before the first query of row 0; row b has 3b more
-    double qk = 1;         // standard deviation of q and k
+    Ints documents = {};  // where documents begin in every row; row b's are b later
+    int cached = 0;       // keys before the first query of row 0; row b has 3b more
+    double qk = 1;        // standard deviation of q and k
 };
 
 const double kNone = NAN;
 
 std::string describe(const Case& c) {
-    return "B" + std::to_string(c.B) + " T" + std::to_string(c.T) + " H" + std::to_string(c.H) + " K" + std::to_string(c.K) + " D" +
-           std::to_string(c.D) + " prior " + std::to_string(int(c.prior)) + " s " + std::to_string(c.seq_scale) +
-           (c.scale_scores ? " scale_scores" : "") + " documents " + std::to_string(c.documents.size());
+    return "B" + std::to_string(c.B) + " T" + std::to_string(c.T) + " H" + std::to_string(c.H) + " K" +
+           std::to_string(c.K) + " D" + std::to_string(c.D) + " prior " + std::to_string(int(c.prior)) + " s " +
+           std::to_string(c.seq_scale) + (c.scale_scores ? " scale_scores" : "") + " documents " +
+           std::to_string(c.documents.size());
 }
 
 double prior_value(Prior p, int h, int d) {
     switch (p) {
-        case Prior::small: return std::sin(0.7 * d + h);
-        case Prior::decaying: return -(0.2 + 0.3 * h) * d;
-        case Prior::huge: return d == 0 ? -1e6 : d % 5 == 0 ? -1e30 : -std::pow(d, 0.3);
-        case Prior::floor: return d % 3 == 0 ? -1e30 : -0.1 * d;
-        case Prior::all_floor: return -1e30;
-        default: return 0;
+        case Prior::small:
+            return std::sin(0.7 * d + h);
+        case Prior::decaying:
+            return -(0.2 + 0.3 * h) * d;
+        case Prior::huge:
+            return d == 0 ? -1e6 : d % 5 == 0 ? -1e30 : -std::pow(d, 0.3);
+        case Prior::floor:
+            return d % 3 == 0 ? -1e30 : -0.1 * d;
+        case Prior::all_floor:
+            return -1e30;
+        default:
+            return 0;
     }
 }
 
@@ -436,7 +468,8 @@ struct Built {
 
     Built(const Case& c, DType t) : c(c), t(t) {
         S = c.T + c.cached + (c.cached ? 3 * (c.B - 1) : 0);
-        q = normals(t, {c.B, c.T, c.H, c.D}, c.qk, 1), k = normals(t, {c.B, S, c.K, c.D}, c.qk, 2), v = normals(t, {c.B, S, c.K, c.D}, 1, 3);
+        q = normals(t, {c.B, c.T, c.H, c.D}, c.qk, 1), k = normals(t, {c.B, S, c.K, c.D}, c.qk, 2),
+        v = normals(t, {c.B, S, c.K, c.D}, 1, 3);
         Ints begins, offsets;
         Doubles logs, scales, prior[3];
         for (int b = 0; b < c.B; ++b) {
@@ -464,7 +497,8 @@ struct Built {
         a.order = c.scale_scores ? SsmaxOrder::scale_scores : SsmaxOrder::scale_bias;
         a.key_begin = key_begin, a.log_n = log_n;
         if (c.cached) a.offset = offset;
-        want = {c.B, c.T, int(S), c.H, c.K, c.D, c.scale_scores, q.values(), k.values(), v.values(), begins, {}, {}, {}, {}};
+        want = {c.B,        c.T,    int(S), c.H, c.K, c.D, c.scale_scores, q.values(), k.values(),
+                v.values(), begins, {},     {},  {},  {}};
         if (c.cached) want.offset = offsets;
         if (!std::isnan(c.seq_scale)) {
             seq_scale = Array(DType::f32, {c.H}, scales);
@@ -545,8 +579,10 @@ void check_attention(Backend& device, const Case& c, DType t) {
         }
         if (x.a.seq_scale) expect_heads(sums[0], grads.dseq_scale, t, "dseq_scale");
         if (!x.a.bias) continue;
-        if (c.prior == Prior::all_floor) EXPECT_EQ(sums[1].values(), Doubles(c.H, 0.5)) << "a floor has no slope";
-        else expect_heads(sums[1], grads.dscale, t, "dscale");
+        if (c.prior == Prior::all_floor)
+            EXPECT_EQ(sums[1].values(), Doubles(c.H, 0.5)) << "a floor has no slope";
+        else
+            expect_heads(sums[1], grads.dscale, t, "dscale");
         expect_heads(sums[2], grads.dtables[0], t, "dbeta");
         expect_heads(sums[3], grads.dtables[1], t, "dmu");
     }
@@ -588,7 +624,8 @@ TEST_P(Ops, AttentionWithLargeScores) {
 
 TEST_P(Ops, AttentionIntoACache) {
     for (DType t : kFloats)
-        for (Case c : {Case{2, 1, 4, 2, 48, Prior::decaying, 1}, {3, 5, 2, 2, 16, Prior::small, 1, true, {0, 70}},
+        for (Case c : {Case{2, 1, 4, 2, 48, Prior::decaying, 1},
+                       {3, 5, 2, 2, 16, Prior::small, 1, true, {0, 70}},
                        {1, 70, 2, 1, 12, Prior::none, 1}}) {
             c.cached = 100;
             check_attention(device, c, t);
@@ -601,7 +638,8 @@ TEST_P(Ops, OneTokenDocumentsGiveNoPriorGradient) {
         Case c{2, 130, 2, 2, 16, Prior::none, kNone};
         for (int i = 0; i < 130; ++i) c.documents.push_back(i);
         Built x(c, t);
-        Array bias(DType::f32, {2, 140}, Doubles(280, -1e10)), sums(DType::f32, {2}), out(t, {2, 130, 32}), lse(DType::f32, {2, 2, 130});
+        Array bias(DType::f32, {2, 140}, Doubles(280, -1e10)), sums(DType::f32, {2}), out(t, {2, 130, 32}),
+            lse(DType::f32, {2, 2, 130});
         x.a.bias = bias;
         x.a.dbias[1] = bias;
         device.attention_forward(out, lse, x.q_view(), x.k_view(x.k), x.k_view(x.v), x.a);
@@ -647,7 +685,8 @@ TEST_P(Ops, CacheAppendConverts) {
     const int B = 2, T = 3, H = 4, K = 2, D = 12, S = 9;
     for (DType from : kFloats)
         for (DType to : kFloats) {
-            Array qkv = normals(from, {B * T, (H + 2 * K) * D}, 1, 1), k(to, {B, S, K, D}), v(to, {B, S, K, D}), offset = ints({4, 6}, {B});
+            Array qkv = normals(from, {B * T, (H + 2 * K) * D}, 1, 1), k(to, {B, S, K, D}), v(to, {B, S, K, D}),
+                  offset = ints({4, 6}, {B});
             device.cache_append(Built::view(k, S, K * D), Built::view(v, S, K * D), qkv, offset, H, K, D);
             const Array rounded(to, {B * T, (H + 2 * K) * D}, qkv.values());
             const Doubles all = rounded.values(), keys = k.values(), values = v.values();
@@ -663,11 +702,13 @@ TEST_P(Ops, CacheAppendConverts) {
         }
 }
 
-// ---- the reference itself ---------------------------------------------------------------------------------------------------
+// ---- the reference itself
+// ---------------------------------------------------------------------------------------------------
 
 // Central differences of sum(out * dout) in the double reference.
 TEST(OpsReference, AttentionGradientsAreDerivatives) {
-    for (Case c : {Case{1, 9, 2, 1, 4, Prior::small, 1}, {2, 7, 2, 2, 3, Prior::decaying, -0.5, true, {0, 3}},
+    for (Case c : {Case{1, 9, 2, 1, 4, Prior::small, 1},
+                   {2, 7, 2, 2, 3, Prior::decaying, -0.5, true, {0, 3}},
                    {1, 8, 2, 2, 4, Prior::small, kNone, false, {0, 1, 4}}}) {
         Built x(c, DType::f32);
         reference::AttentionCase& a = x.want;

@@ -1,5 +1,5 @@
-// Attention as tasks for the threads: pieces of the queries (and keys) of one row and key/value head. Every task owns what
-// it writes, so nothing depends on which thread takes it.
+// Attention as tasks for the threads: pieces of the queries (and keys) of one row and key/value head. Every task owns
+// what it writes, so nothing depends on which thread takes it.
 #include <algorithm>
 
 #include "check.h"
@@ -13,7 +13,9 @@ static constexpr int kSums = kMaxTables + 1;  // doubles a head and task
 static constexpr int kScale = 4;  // of the tables, the bias as theta_alpha's derivative where that is not table 0
 
 void check_head_size(int64_t D) {
-    if (D > kMaxHeadSize) throw Error(kExitUsage, "head size " + std::to_string(D) + ", expected at most " + std::to_string(kMaxHeadSize));
+    if (D > kMaxHeadSize)
+        throw Error(kExitUsage,
+                    "head size " + std::to_string(D) + ", expected at most " + std::to_string(kMaxHeadSize));
 }
 
 static AttentionCall make_call(HeadsView q, HeadsView k, HeadsView v, const Attention& a) {
@@ -43,8 +45,8 @@ static int64_t queries_per_task(const Attention& a, int threads) {
     return n;
 }
 
-// Bounds by tiles, and over all tiles before (keys) or beyond (distances). A prior decides what is far: without one every key
-// tile is computed.
+// Bounds by tiles, and over all tiles before (keys) or beyond (distances). A prior decides what is far: without one
+// every key tile is computed.
 void CpuBackend::make_bounds(AttentionCall& c, const Attention& a) {
     if (!(c.skip_below > 0) || !c.bias || c.S <= 2 * kTile) return;
     AttentionBounds& b = c.bounds;
@@ -53,14 +55,16 @@ void CpuBackend::make_bounds(AttentionCall& c, const Attention& a) {
     const int64_t keys = pairs * b.key_tiles, distances = a.H * b.distance_tiles;
     float* memory = bounds_.room<float>(2 * keys + 4 * distances);
     float *norm = memory, *before = norm + keys;
-    float *max = before + keys, *min = max + distances, *max_beyond = min + distances, *min_beyond = max_beyond + distances;
+    float *max = before + keys, *min = max + distances, *max_beyond = min + distances,
+          *min_beyond = max_beyond + distances;
     constexpr int64_t kPart = 64;  // tiles
     const int64_t parts = (b.key_tiles + kPart - 1) / kPart;
     for_parts(threads_, pairs * parts, [&](int64_t i, int) {
         const int64_t row = i / parts / a.K, kv = i / parts % a.K, first = i % parts * kPart;
         const int64_t end = (c.offset ? c.offset[row] : 0) + a.T, n = std::min(end - first * kTile, kPart * kTile);
         const int64_t at = row * c.k_batch + first * kTile * c.k_token + kv * a.D;
-        const void* k = c.low ? static_cast<const void*>(static_cast<const uint16_t*>(c.k) + at) : static_cast<const float*>(c.k) + at;
+        const void* k = c.low ? static_cast<const void*>(static_cast<const uint16_t*>(c.k) + at)
+                              : static_cast<const float*>(c.k) + at;
         if (n > 0) kernels_.tile_norms(norm + i / parts * b.key_tiles + first, k, c.low, n, c.k_token, a.D);
     });
     for (int64_t i = 0; i < pairs; ++i) {
@@ -105,13 +109,14 @@ void CpuBackend::attention_forward(Tensor out, Tensor lse, HeadsView q, HeadsVie
     });
 }
 
-// The tables whose sums with dlogits are wanted. As a query's dlogits sum to zero, a table may be moved by a constant: each
-// is moved to be 0 where the bias is greatest, so that the rounding of dlogits is multiplied by differences of the table
-// only. Where the bias stands at its floor its derivative is 0.
+// The tables whose sums with dlogits are wanted. As a query's dlogits sum to zero, a table may be moved by a constant:
+// each is moved to be 0 where the bias is greatest, so that the rounding of dlogits is multiplied by differences of the
+// table only. Where the bias stands at its floor its derivative is 0.
 void CpuBackend::make_tables(AttentionCall& c, const AttentionGrads& grads, const Attention& a) {
     if (!a.bias) return;
     const int64_t P = c.distances, size = a.H * P;
-    const bool inside = c.score_sum && !c.scale_scores, floor = *std::min_element(c.bias, c.bias + size) <= float(kPriorFloor);
+    const bool inside = c.score_sum && !c.scale_scores,
+               floor = *std::min_element(c.bias, c.bias + size) <= float(kPriorFloor);
     float* memory = tables_.room<float>(kMaxTables * size);
     auto make = [&](int which, Tensor from, bool no_floor) {
         float* to = memory + which * size;
@@ -129,8 +134,8 @@ void CpuBackend::make_tables(AttentionCall& c, const AttentionGrads& grads, cons
         if (grads.dtheta[p] && a.dbias[p]) make(1 + p, a.dbias[p], false);
 }
 
-// With enough rows and heads a task is one of them, whole: five products a tile. Otherwise dq goes by queries and dk, dv by
-// keys: seven products, any number of tasks.
+// With enough rows and heads a task is one of them, whole: five products a tile. Otherwise dq goes by queries and dk,
+// dv by keys: seven products, any number of tasks.
 void CpuBackend::attention_backward(const AttentionBackward& g, const Attention& a) {
     Timed timed(*this, "attention_backward");
     AttentionCall c = make_call(g.q, g.k, g.v, a);

@@ -25,10 +25,14 @@ void* allocate_memory(int64_t bytes) {
     return p;
 }
 
-static bool is_low(Tensor t) { return t.dtype == DType::bf16; }
+static bool is_low(Tensor t) {
+    return t.dtype == DType::bf16;
+}
 
 // Element i of a tensor of either float type.
-static void* at(Tensor t, int64_t i) { return t ? static_cast<char*>(t.data) + i * size_of(t.dtype) : nullptr; }
+static void* at(Tensor t, int64_t i) {
+    return t ? static_cast<char*>(t.data) + i * size_of(t.dtype) : nullptr;
+}
 
 CpuBackend::Timed::Timed(CpuBackend& b, const char* op) : b_(b), op_(op) {
 #ifdef _OPENMP
@@ -61,23 +65,34 @@ int64_t CpuBackend::total_memory() const {
     return bytes;
 }
 
-void* CpuBackend::allocate(int64_t bytes) { return allocate_memory(bytes); }
-void CpuBackend::release(void* p) { std::free(p); }
-void CpuBackend::upload(Tensor dst, const void* src) { std::memcpy(dst.data, src, dst.bytes()); }
-void CpuBackend::download(void* dst, Tensor src) { std::memcpy(dst, src.data, src.bytes()); }
+void* CpuBackend::allocate(int64_t bytes) {
+    return allocate_memory(bytes);
+}
+void CpuBackend::release(void* p) {
+    std::free(p);
+}
+void CpuBackend::upload(Tensor dst, const void* src) {
+    std::memcpy(dst.data, src, dst.bytes());
+}
+void CpuBackend::download(void* dst, Tensor src) {
+    std::memcpy(dst, src.data, src.bytes());
+}
 
 void CpuBackend::copy(Tensor dst, Tensor src) {
     Timed t(*this, "copy");
-    for_ranges(threads_, dst.bytes(), 1 << 16,
-               [&](int64_t b, int64_t e) { std::memcpy(static_cast<char*>(dst.data) + b, static_cast<char*>(src.data) + b, e - b); });
+    for_ranges(threads_, dst.bytes(), 1 << 16, [&](int64_t b, int64_t e) {
+        std::memcpy(static_cast<char*>(dst.data) + b, static_cast<char*>(src.data) + b, e - b);
+    });
 }
 
 void CpuBackend::zero(Tensor x) {
     Timed t(*this, "zero");
-    for_ranges(threads_, x.bytes(), 1 << 16, [&](int64_t b, int64_t e) { std::memset(static_cast<char*>(x.data) + b, 0, e - b); });
+    for_ranges(threads_, x.bytes(), 1 << 16,
+               [&](int64_t b, int64_t e) { std::memset(static_cast<char*>(x.data) + b, 0, e - b); });
 }
 
-// ---- matmul -----------------------------------------------------------------------------------------------------------
+// ---- matmul
+// -----------------------------------------------------------------------------------------------------------
 
 WeightId CpuBackend::bind_weight(Tensor master, DType compute) {
     Timed t(*this, "refresh_weights");
@@ -108,7 +123,8 @@ double CpuBackend::measure_gemm(DType compute) {
     return matmul_.measure(compute);
 }
 
-// ---- embedding --------------------------------------------------------------------------------------------------------
+// ---- embedding
+// --------------------------------------------------------------------------------------------------------
 
 void CpuBackend::embedding_forward(Tensor x, Tensor table, Tensor ids, Tensor added, Tensor positions) {
     Timed t(*this, "embedding_forward");
@@ -135,20 +151,23 @@ void CpuBackend::embedding_backward(Tensor dtable, Tensor dx, Tensor ids) {
         16);
 }
 
-// ---- RMSNorm ----------------------------------------------------------------------------------------------------------
+// ---- RMSNorm
+// ----------------------------------------------------------------------------------------------------------
 
 void CpuBackend::norm_forward(Tensor y, Tensor rstd, Tensor x_out, Tensor x_in, Tensor delta, Tensor w, float eps) {
     Timed t(*this, "norm_forward");
     const int64_t C = x_in.last();
     for_ranges(threads_, x_in.rows(), 16, [&](int64_t b, int64_t e) {
-        kernels_.norm_forward(at(y, b * C), is_low(y), rstd.as<float>() + b, delta ? x_out.as<float>() + b * C : nullptr,
-                              x_in.as<float>() + b * C, at(delta, b * C), is_low(delta), w.as<float>(), e - b, C, eps);
+        kernels_.norm_forward(at(y, b * C), is_low(y), rstd.as<float>() + b,
+                              delta ? x_out.as<float>() + b * C : nullptr, x_in.as<float>() + b * C, at(delta, b * C),
+                              is_low(delta), w.as<float>(), e - b, C, eps);
     });
 }
 
 void CpuBackend::norm_backward(Tensor dx, Tensor dx_low, Tensor dw, Tensor dy, Tensor x, Tensor rstd, Tensor w) {
     Timed t(*this, "norm_backward");
-    const int64_t C = x.last(), N = x.rows(), chunk = std::max<int64_t>(16, (N + 63) / 64), chunks = (N + chunk - 1) / chunk;
+    const int64_t C = x.last(), N = x.rows(), chunk = std::max<int64_t>(16, (N + 63) / 64),
+                  chunks = (N + chunk - 1) / chunk;
     float* partial = scratch_.room<float>(chunks * C);  // dw of each chunk of rows
     for_parts(threads_, chunks, [&](int64_t i, int) {
         const int64_t b = i * chunk;
@@ -160,15 +179,16 @@ void CpuBackend::norm_backward(Tensor dx, Tensor dx_low, Tensor dw, Tensor dy, T
     kernels_.add(dw.as<float>(), partial, C);
 }
 
-// ---- RoPE and the cache -----------------------------------------------------------------------------------------------
+// ---- RoPE and the cache
+// -----------------------------------------------------------------------------------------------
 
 void CpuBackend::rope(Tensor x, Tensor table, Tensor positions, int heads, RopeLayout layout, bool inverse) {
     const int64_t width = x.last(), D = table.last();
     check_head_size(D);
     for_ranges(threads_, x.rows(), 16, [&](int64_t b, int64_t e) {
         for (int64_t i = b; i < e; ++i)
-            kernels_.rope(at(x, i * width), is_low(x), table.as<float>() + positions.as<int32_t>()[i] * D, heads, int(D),
-                          layout == RopeLayout::half, inverse);
+            kernels_.rope(at(x, i * width), is_low(x), table.as<float>() + positions.as<int32_t>()[i] * D, heads,
+                          int(D), layout == RopeLayout::half, inverse);
     });
 }
 
@@ -186,19 +206,24 @@ void CpuBackend::cache_append(HeadsView k_cache, HeadsView v_cache, Tensor qkv, 
     Timed t(*this, "cache_append");
     const int64_t B = offset.numel(), N = qkv.rows(), T = N / B, width = qkv.last(), n = int64_t(K) * D;
     auto put = [&](HeadsView cache, int64_t token, int64_t from) {
-        const int64_t b = token / T, to = b * cache.batch_stride + (offset.as<int32_t>()[b] + token % T) * cache.token_stride;
+        const int64_t b = token / T,
+                      to = b * cache.batch_stride + (offset.as<int32_t>()[b] + token % T) * cache.token_stride;
         void* y = static_cast<char*>(cache.data) + to * size_of(cache.dtype);
         const void* x = at(qkv, token * width + from);
-        if (cache.dtype == qkv.dtype) std::memcpy(y, x, n * size_of(cache.dtype));
-        else if (is_low(qkv)) kernels_.to_fp32(static_cast<float*>(y), static_cast<const Low*>(x), n);
-        else kernels_.to_bf16(static_cast<Low*>(y), static_cast<const float*>(x), n);
+        if (cache.dtype == qkv.dtype)
+            std::memcpy(y, x, n * size_of(cache.dtype));
+        else if (is_low(qkv))
+            kernels_.to_fp32(static_cast<float*>(y), static_cast<const Low*>(x), n);
+        else
+            kernels_.to_bf16(static_cast<Low*>(y), static_cast<const float*>(x), n);
     };
     for_ranges(threads_, N, 64, [&](int64_t b, int64_t e) {
         for (int64_t i = b; i < e; ++i) put(k_cache, i, int64_t(H) * D), put(v_cache, i, int64_t(H + K) * D);
     });
 }
 
-// ---- pointwise and loss -----------------------------------------------------------------------------------------------
+// ---- pointwise and loss
+// -----------------------------------------------------------------------------------------------
 
 void CpuBackend::swiglu_forward(Tensor y, Tensor gate_up) {
     Timed t(*this, "swiglu_forward");
@@ -221,12 +246,13 @@ void CpuBackend::cross_entropy(Tensor losses, Tensor dlogits, Tensor logits, Ten
     const int64_t V = logits.last();
     for_ranges(threads_, logits.rows(), 1, [&](int64_t b, int64_t e) {
         for (int64_t i = b; i < e; ++i)
-            losses.as<float>()[i] = kernels_.cross_entropy(at(dlogits, i * V), is_low(dlogits), logits.as<float>() + i * V, V,
-                                                           targets.as<int32_t>()[i], scale);
+            losses.as<float>()[i] = kernels_.cross_entropy(
+                at(dlogits, i * V), is_low(dlogits), logits.as<float>() + i * V, V, targets.as<int32_t>()[i], scale);
     });
 }
 
-// ---- optimizer --------------------------------------------------------------------------------------------------------
+// ---- optimizer
+// --------------------------------------------------------------------------------------------------------
 
 double CpuBackend::global_norm(Tensor g) {
     Timed t(*this, "global_norm");
@@ -241,13 +267,15 @@ double CpuBackend::global_norm(Tensor g) {
     return std::sqrt(sums_[0]);
 }
 
-void CpuBackend::update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vector<UpdateGroup>& groups, const UpdateStep& s) {
+void CpuBackend::update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vector<UpdateGroup>& groups,
+                        const UpdateStep& s) {
     Timed t(*this, "update");
     for (const UpdateGroup& u : groups)
         for_ranges(threads_, u.end - u.begin, 1 << 14, [&](int64_t b, int64_t e) {
             b += u.begin, e += u.begin;
             kernels_.update({p.as<float>() + b, m.as<float>() + b, v.as<float>() + b, g.as<float>() + b, e - b, u.lr,
-                             u.weight_decay, s.beta1, s.beta2, s.rest1, s.rest2, s.eps, s.c1, s.c2, s.grad_scale, s.adaptive});
+                             u.weight_decay, s.beta1, s.beta2, s.rest1, s.rest2, s.eps, s.c1, s.c2, s.grad_scale,
+                             s.adaptive});
         });
 }
 
@@ -256,6 +284,8 @@ void CpuBackend::profile(bool on) {
     if (on) seconds_.clear();
 }
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads, choose_isa()); }
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+    return std::make_unique<CpuBackend>(threads, choose_isa());
+}
 
 }  // namespace bam

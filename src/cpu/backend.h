@@ -51,7 +51,8 @@ public:
     void swiglu_backward(Tensor dgate_up, Tensor dy, Tensor gate_up) override;
     void cross_entropy(Tensor losses, Tensor dlogits, Tensor logits, Tensor targets, float scale) override;
     double global_norm(Tensor g) override;
-    void update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vector<UpdateGroup>& groups, const UpdateStep& s) override;
+    void update(Tensor p, Tensor m, Tensor v, Tensor g, const std::vector<UpdateGroup>& groups,
+                const UpdateStep& s) override;
 
     double measure_gemm(DType compute) override;
     void profile(bool on) override;

@@ -6,7 +6,8 @@
 
 namespace bam {
 
-void* allocate_memory(int64_t bytes);  // contents undefined; released by std::free. Error(kExitFailure) if there is none
+void* allocate_memory(
+    int64_t bytes);  // contents undefined; released by std::free. Error(kExitFailure) if there is none
 
 // Working memory that grows to the largest size asked for and is kept.
 class Buffer {
@@ -23,7 +24,9 @@ public:
         return static_cast<T*>(data_.get());
     }
     template <typename T>
-    T* get() const { return static_cast<T*>(data_.get()); }
+    T* get() const {
+        return static_cast<T*>(data_.get());
+    }
 
 private:
     struct Free {

@@ -15,12 +15,22 @@
 
 namespace bam {
 
-namespace base { extern const Kernels kernels; }
+namespace base {
+extern const Kernels kernels;
+}
 #if defined(__x86_64__)
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
-namespace avx512bf16 { extern const Kernels kernels; }
-namespace amx { extern const Kernels kernels; }
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512bf16 {
+extern const Kernels kernels;
+}
+namespace amx {
+extern const Kernels kernels;
+}
 #endif
 
 static constexpr Isa kAll[] = {Isa::base, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};

@@ -17,8 +17,8 @@ constexpr int kPackK = 32, kPackN = 64;  // of a packed block
 constexpr int kAttentionTile = 64;
 struct AttentionBounds {
     int64_t key_tiles, distance_tiles;
-    const float* norm;         // (B, K, key_tiles) greatest |k|; null: nothing is left out
-    const float* norm_before;  // of this tile and those before it
+    const float* norm;                               // (B, K, key_tiles) greatest |k|; null: nothing is left out
+    const float* norm_before;                        // of this tile and those before it
     const float *bias_max, *bias_min;                // (H, distance_tiles)
     const float *bias_max_beyond, *bias_min_beyond;  // of this tile and those beyond it
 };
@@ -32,26 +32,26 @@ struct AttentionCall {
     bool scale_scores;  // c*qk + bias instead of c*(qk + bias)
     const void *q, *k, *v;
     int64_t q_batch, q_token, k_batch, k_token, v_batch, v_token;  // strides in elements
-    void* out;                 // (B, T, H*D)
-    float* lse;                // (B, H, T) or null
-    const int32_t* key_begin;  // (B, T)
-    const int32_t* offset;     // (B) or null
-    const float* log_n;        // (B, T)
-    const float* seq_scale;    // (H) or null
-    const float* bias;         // (H, distances) or null
+    void* out;                                                     // (B, T, H*D)
+    float* lse;                                                    // (B, H, T) or null
+    const int32_t* key_begin;                                      // (B, T)
+    const int32_t* offset;                                         // (B) or null
+    const float* log_n;                                            // (B, T)
+    const float* seq_scale;                                        // (H) or null
+    const float* bias;                                             // (H, distances) or null
     int64_t distances;
-    float skip_below;          // tiles whose weight stays below this share of a row's sum may be left out
+    float skip_below;  // tiles whose weight stays below this share of a row's sum may be left out
     AttentionBounds bounds;
     // Backward.
-    const void* dout;          // (B, T, H*D)
-    void *dq, *dk, *dv;        // of q's, k's and v's strides, or their own:
+    const void* dout;    // (B, T, H*D)
+    void *dq, *dk, *dv;  // of q's, k's and v's strides, or their own:
     int64_t dq_batch, dq_token, dk_batch, dk_token, dv_batch, dv_token;
     const float* tables[kMaxTables];  // (H, distances): the sums over keys of dbias * table[d] are wanted
     bool score_sum;                   // so is dseq_scale; with the bias inside the scale, tables[0] is the bias
 };
 
-// What one thread does of a call: the queries [begin, end) of row b, for all query heads of key/value head kv. Backward:
-// dq of these queries and, with keys_end > keys_begin, dk and dv of those keys.
+// What one thread does of a call: the queries [begin, end) of row b, for all query heads of key/value head kv.
+// Backward: dq of these queries and, with keys_end > keys_begin, dk and dv of those keys.
 struct AttentionTask {
     int b, kv;
     int64_t begin, end;
@@ -70,9 +70,9 @@ struct UpdateArgs {
 };
 
 struct NormBackwardArgs {
-    float* dx;       // (rows, C) +=
-    void* dx_low;    // (rows, C) bf16 or null
-    float* dw;       // (C) +=
+    float* dx;     // (rows, C) +=
+    void* dx_low;  // (rows, C) bf16 or null
+    float* dw;     // (C) +=
     const void* dy;
     bool low;
     const float *x, *rstd, *w;
@@ -87,18 +87,19 @@ struct Kernels {
     void (*to_fp32)(float* y, const uint16_t* x, int64_t n);
     void (*round_to_bf16)(float* y, const float* x, int64_t n);  // fp32 numbers that bf16 can hold
     // y (columns, rows) = x (rows, columns) transposed.
-    void (*transpose16)(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride, bool far);
+    void (*transpose16)(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride,
+                        int64_t x_stride, bool far);
     // `far`: the result is too large to stay in a cache.
-    // A column of oneDNN's blocks for the second operand (k, n) of a bf16 product, see isa/pack.cpp: from (rows, columns),
-    // bf16 or fp32, with k along the rows, or from fp32 (columns, rows). columns <= kPackN.
+    // A column of oneDNN's blocks for the second operand (k, n) of a bf16 product, see isa/pack.cpp: from (rows,
+    // columns), bf16 or fp32, with k along the rows, or from fp32 (columns, rows). columns <= kPackN.
     void (*pack_kn)(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns, bool far);
     void (*pack_nk)(uint16_t* y, const float* x, int64_t rows, int64_t stride, int columns, bool far);
     void (*add)(float* y, const float* x, int64_t n);  // y +=
     double (*sum_squares)(const float* x, int64_t n);
     void (*exp)(float* y, const float* x, int64_t n);  // for tests
 
-    void (*norm_forward)(void* y, bool low, float* rstd, float* x_out, const float* x_in, const void* delta, bool delta_low,
-                         const float* w, int64_t rows, int64_t C, float eps);
+    void (*norm_forward)(void* y, bool low, float* rstd, float* x_out, const float* x_in, const void* delta,
+                         bool delta_low, const float* w, int64_t rows, int64_t C, float eps);
     void (*norm_backward)(const NormBackwardArgs& a);
     void (*rope)(void* x, bool low, const float* table, int heads, int D, bool half, bool inverse);  // one token
     void (*swiglu_forward)(void* y, bool low, const void* gate_up, int64_t rows, int64_t F);

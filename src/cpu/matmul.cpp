@@ -17,7 +17,9 @@ using dnnl::memory;
 
 namespace {
 
-memory::data_type type_of(DType t) { return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32; }
+memory::data_type type_of(DType t) {
+    return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
 
 enum class Layout : uint8_t { rows, transposed, packed };  // packed: in the blocks oneDNN likes best
 
@@ -37,15 +39,17 @@ memory::desc describe(int64_t rows, int64_t columns, DType t, Layout l) {
     return {{rows, columns}, type_of(t), l == Layout::transposed ? memory::dims{1, rows} : memory::dims{columns, 1}};
 }
 
-int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+int64_t round_up(int64_t n, int64_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
 
 // Whether d is (K, N) in the blocks that isa/pack.cpp writes.
 bool is_pack_format(const memory::desc& d, int64_t K) {
     const auto& b = d.data.format_desc.blocking;
     const auto &inner = b.inner_blks, &index = b.inner_idxs;
     return d.data_type() == memory::data_type::bf16 && d.data.format_kind == dnnl_blocked && b.inner_nblks == 3 &&
-           inner[0] == kPackK / 2 && inner[1] == kPackN && inner[2] == 2 && index[0] == 0 && index[1] == 1 && index[2] == 0 &&
-           b.strides[0] == kPackK * kPackN && b.strides[1] == round_up(K, kPackK) * kPackN;
+           inner[0] == kPackK / 2 && inner[1] == kPackN && inner[2] == 2 && index[0] == 0 && index[1] == 1 &&
+           index[2] == 0 && b.strides[0] == kPackK * kPackN && b.strides[1] == round_up(K, kPackK) * kPackN;
 }
 
 constexpr int64_t kFarBytes = 4 << 20;  // results beyond this are not kept in the caches
@@ -60,7 +64,8 @@ struct Form {
 struct Weight {
     Tensor master;  // (out, in) f32
     DType compute;
-    // Packed (in, out) and (out, in); the latter on first need. In fp32 forward multiplies by the master, or by `rounded`.
+    // Packed (in, out) and (out, in); the latter on first need. In fp32 forward multiplies by the master, or by
+    // `rounded`.
     Form forward = {}, backward = {};
     Buffer rounded = {};  // where bf16 is refused: the master rounded to bf16, fp32
 };
@@ -123,7 +128,8 @@ struct Matmul::Impl {
         p.run.execute(stream, {{DNNL_ARG_SRC, memory(p.a, engine, const_cast<void*>(a))},
                                {DNNL_ARG_WEIGHTS, memory(p.b, engine, const_cast<void*>(b))},
                                {DNNL_ARG_DST, memory(p.c, engine, c)},
-                               {DNNL_ARG_SCRATCHPAD, memory(p.scratchpad, engine, scratchpad.room<char>(p.scratchpad.get_size()))}});
+                               {DNNL_ARG_SCRATCHPAD,
+                                memory(p.scratchpad, engine, scratchpad.room<char>(p.scratchpad.get_size()))}});
     }
 
     void multiply(const Shape& s, void* c, const void* a, const void* b) {
@@ -156,12 +162,14 @@ struct Matmul::Impl {
 
     // f = x (K, N), bf16 by rows, packed.
     void pack(Form& f, int64_t K, int64_t N, const uint16_t* x) {
-        if (!reserve(f, K, N, DType::bf16)) return reorder(f.desc, f.data.get<void>(), describe(K, N, DType::bf16, Layout::rows), x);
+        if (!reserve(f, K, N, DType::bf16))
+            return reorder(f.desc, f.data.get<void>(), describe(K, N, DType::bf16, Layout::rows), x);
         constexpr int64_t kRows = 8 * kPackK;
         const int64_t columns = (N + kPackN - 1) / kPackN, steps = (K + kRows - 1) / kRows;
         for_parts(threads, columns * steps, [&](int64_t i, int) {
             const int64_t n = i % columns * kPackN, k = i / columns * kRows;
-            kernels.pack_kn(packed_at(f, K, k, n), x + k * N + n, true, std::min(kRows, K - k), N, int(std::min<int64_t>(kPackN, N - n)), 2 * K * N > kFarBytes);
+            kernels.pack_kn(packed_at(f, K, k, n), x + k * N + n, true, std::min(kRows, K - k), N,
+                            int(std::min<int64_t>(kPackN, N - n)), 2 * K * N > kFarBytes);
         });
     }
 
@@ -172,8 +180,8 @@ struct Matmul::Impl {
         const int64_t across = (columns + kColumns - 1) / kColumns, down = (rows + kRows - 1) / kRows;
         for_parts(threads, across * down, [&](int64_t i, int) {
             const int64_t c = i % across * kColumns, r = i / across * kRows;
-            kernels.transpose16(y + c * rows + r, x + r * columns + c, std::min(kRows, rows - r), std::min(kColumns, columns - c), rows,
-                                columns, 2 * rows * columns > kFarBytes);
+            kernels.transpose16(y + c * rows + r, x + r * columns + c, std::min(kRows, rows - r),
+                                std::min(kColumns, columns - c), rows, columns, 2 * rows * columns > kFarBytes);
         });
         return y;
     }
@@ -186,12 +194,15 @@ struct Matmul::Impl {
         constexpr int64_t kColumns = 4 * kPackN;
         const int64_t rows = (out + kPackN - 1) / kPackN, steps = (in + kColumns - 1) / kColumns;
         for_parts(threads, rows * steps, [&](int64_t part, int) {
-            const int64_t o = part / steps * kPackN, i = part % steps * kColumns, height = std::min<int64_t>(kPackN, out - o);
+            const int64_t o = part / steps * kPackN, i = part % steps * kColumns,
+                          height = std::min<int64_t>(kPackN, out - o);
             const float* from = x + o * in + i;
-            if (w.forward.wanted) kernels.pack_nk(packed_at(w.forward, in, i, o), from, std::min(kColumns, in - i), in, int(height), far);
+            if (w.forward.wanted)
+                kernels.pack_nk(packed_at(w.forward, in, i, o), from, std::min(kColumns, in - i), in, int(height), far);
             if (!w.backward.wanted) return;
             for (int64_t n = i; n < std::min(in, i + kColumns); n += kPackN)
-                kernels.pack_kn(packed_at(w.backward, out, o, n), x + o * in + n, false, height, in, int(std::min<int64_t>(kPackN, in - n)), far);
+                kernels.pack_kn(packed_at(w.backward, out, o, n), x + o * in + n, false, height, in,
+                                int(std::min<int64_t>(kPackN, in - n)), far);
         });
     }
 
@@ -202,7 +213,8 @@ struct Matmul::Impl {
         const DType compute = bf16_works ? w.compute : DType::f32;
         if (compute != w.compute) {
             float* to = w.rounded.room<float>(n);
-            for_ranges(threads, n, 1 << 14, [&](int64_t b, int64_t e) { kernels.round_to_bf16(to + b, source + b, e - b); });
+            for_ranges(threads, n, 1 << 14,
+                       [&](int64_t b, int64_t e) { kernels.round_to_bf16(to + b, source + b, e - b); });
             source = to;
         }
         const bool blocks = (!w.forward.wanted || reserve(w.forward, in, out, compute)) &
@@ -215,13 +227,15 @@ struct Matmul::Impl {
         fill(w.backward, out, in, Layout::rows);
     }
 
-    // ---- products where bf16 is refused -------------------------------------------------------------------------------
+    // ---- products where bf16 is refused
+    // -------------------------------------------------------------------------------
 
     const void* as_fp32(Tensor x, Buffer& buffer) const {
         if (x.dtype == DType::f32) return x.data;
         const uint16_t* from = static_cast<const uint16_t*>(x.data);
         float* to = buffer.room<float>(x.numel());
-        for_ranges(threads, x.numel(), 1 << 14, [&](int64_t b, int64_t e) { kernels.to_fp32(to + b, from + b, e - b); });
+        for_ranges(threads, x.numel(), 1 << 14,
+                   [&](int64_t b, int64_t e) { kernels.to_fp32(to + b, from + b, e - b); });
         return to;
     }
 
@@ -233,7 +247,8 @@ struct Matmul::Impl {
         float* wide = wide_c.room<float>(c.numel());
         multiply(s, wide, a, b);
         uint16_t* to = static_cast<uint16_t*>(c.data);
-        for_ranges(threads, c.numel(), 1 << 14, [&](int64_t b, int64_t e) { kernels.to_bf16(to + b, wide + b, e - b); });
+        for_ranges(threads, c.numel(), 1 << 14,
+                   [&](int64_t b, int64_t e) { kernels.to_bf16(to + b, wide + b, e - b); });
     }
 };
 
@@ -269,8 +284,10 @@ void Matmul::forward(Tensor y, Tensor x, int id) {
     Shape s{x.numel() / in, out, in, w.compute, y.dtype, Layout::rows, Layout::packed, false};
     if (w.forward.wanted) return m.multiply(s, y.data, x.data, w.forward);
     s.b = Layout::transposed;
-    if (w.compute == DType::f32) m.multiply(s, y.data, x.data, w.master.data);
-    else m.multiply_fp32(s, y, m.as_fp32(x, m.wide_x), w.rounded.get<const void>());
+    if (w.compute == DType::f32)
+        m.multiply(s, y.data, x.data, w.master.data);
+    else
+        m.multiply_fp32(s, y, m.as_fp32(x, m.wide_x), w.rounded.get<const void>());
 }
 
 void Matmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
@@ -281,21 +298,26 @@ void Matmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
     if (dx) {
         if (!w.backward.wanted) w.backward.wanted = true, m.refresh(w);
         const Shape s{N, in, out, w.compute, dx.dtype, Layout::rows, Layout::packed, false};
-        if (as_asked) m.multiply(s, dx.data, dy.data, w.backward);
-        else m.multiply_fp32(s, dx, m.as_fp32(dy, m.wide_dy), w.backward);
+        if (as_asked)
+            m.multiply(s, dx.data, dy.data, w.backward);
+        else
+            m.multiply_fp32(s, dx, m.as_fp32(dy, m.wide_dy), w.backward);
     }
     if (!dw) return;
     Shape s{out, in, N, w.compute, DType::f32, Layout::transposed, Layout::rows, true};
     if (w.compute == DType::f32) return m.multiply(s, dw.data, dy.data, x.data);
     if (!as_asked) return m.multiply_fp32(s, dw, m.as_fp32(dy, m.wide_dy), m.as_fp32(x, m.wide_x));
-    // Both operands with k, the tokens, as the library's inner loops want it: 1.1 times as fast with AVX-512, more with AMX.
+    // Both operands with k, the tokens, as the library's inner loops want it: 1.1 times as fast with AVX-512, more with
+    // AMX.
     const uint16_t* dy_t = m.transpose(static_cast<const uint16_t*>(dy.data), N, out);
     m.pack(m.x_packed, N, in, static_cast<const uint16_t*>(x.data));
     s.a = Layout::rows, s.b = Layout::packed;
     m.multiply(s, dw.data, dy_t, m.x_packed);
 }
 
-bool Matmul::fast_bf16() const { return impl_->fast_bf16; }
+bool Matmul::fast_bf16() const {
+    return impl_->fast_bf16;
+}
 
 std::string Matmul::implementation(DType compute) const {
     if (compute == DType::bf16 && !impl_->bf16_works) return "fp32 of rounded operands, " + implementation(DType::f32);

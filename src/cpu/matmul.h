@@ -1,5 +1,5 @@
-// Matrix products by oneDNN. Primitives are made once for each shape; operands are dense; where the library refuses bf16
-// (AVX2), operands rounded to bf16 are multiplied in fp32.
+// Matrix products by oneDNN. Primitives are made once for each shape; operands are dense; where the library refuses
+// bf16 (AVX2), operands rounded to bf16 are multiplied in fp32.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,12 +17,12 @@ public:
     int bind(Tensor master, DType compute);
     void refresh();
     static int64_t weight_bytes(int64_t out, int64_t in, DType compute);
-    void forward(Tensor y, Tensor x, int w);                             // y = x W^T
-    void backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int w);     // dx = dy W, dw += dy^T x
+    void forward(Tensor y, Tensor x, int w);                          // y = x W^T
+    void backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int w);  // dx = dy W, dw += dy^T x
 
-    bool fast_bf16() const;  // the machine multiplies bf16 itself
-    double measure(DType compute);                       // FLOP/s, see Backend::measure_gemm
-    std::string implementation(DType compute) const;     // oneDNN's name of what it does y = x W^T with
+    bool fast_bf16() const;                           // the machine multiplies bf16 itself
+    double measure(DType compute);                    // FLOP/s, see Backend::measure_gemm
+    std::string implementation(DType compute) const;  // oneDNN's name of what it does y = x W^T with
     static std::string version();
 
 private:

@@ -13,7 +13,9 @@ void norms(float* y, const T* k, int64_t keys, int64_t stride, int D) {
         float most = 0;
         for (int64_t j = first; j < end; ++j) {
             Vec squares{};
-            each(D, [&](int64_t d, auto tag) { squares += load(k + j * stride + d, tag) * load(k + j * stride + d, tag); });
+            each(D, [&](int64_t d, auto tag) {
+                squares += load(k + j * stride + d, tag) * load(k + j * stride + d, tag);
+            });
             const float x = sum(squares);
             most = most != most || x <= most ? most : x;  // a NaN stays
         }
@@ -26,7 +28,8 @@ void norms(float* y, const T* k, int64_t keys, int64_t stride, int D) {
 namespace bam::BAM_ISA {
 
 void tile_norms(float* y, const void* k, bool low, int64_t keys, int64_t stride, int D) {
-    low ? norms(y, static_cast<const uint16_t*>(k), keys, stride, D) : norms(y, static_cast<const float*>(k), keys, stride, D);
+    low ? norms(y, static_cast<const uint16_t*>(k), keys, stride, D)
+        : norms(y, static_cast<const float*>(k), keys, stride, D);
 }
 
 void tile_ranges(float* max, float* min, const float* x, int64_t n) {

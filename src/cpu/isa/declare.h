@@ -7,7 +7,8 @@ namespace bam::BAM_ISA {
 void to_bf16(uint16_t* y, const float* x, int64_t n);
 void to_fp32(float* y, const uint16_t* x, int64_t n);
 void round_to_bf16(float* y, const float* x, int64_t n);
-void transpose16(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride, bool far);
+void transpose16(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride,
+                 bool far);
 void pack_kn(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns, bool far);
 void pack_nk(uint16_t* y, const float* x, int64_t rows, int64_t stride, int columns, bool far);
 void add(float* y, const float* x, int64_t n);

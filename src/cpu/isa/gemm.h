@@ -1,6 +1,7 @@
-// Small dense products for attention's tiles, C (M, N) fp32 {=, +=} A (M, k) B (k, N), all in cache. A is row-major with k
-// contiguous; B is row-major fp32, or bf16 with two rows interleaved (a 32-bit unit holds k and k + 1 of one column, as
-// vdpbf16ps and AMX want it). M is a multiple of 8, N of the vector width (AMX: 16, k of 32); operands are padded with zeros.
+// Small dense products for attention's tiles, C (M, N) fp32 {=, +=} A (M, k) B (k, N), all in cache. A is row-major
+// with k contiguous; B is row-major fp32, or bf16 with two rows interleaved (a 32-bit unit holds k and k + 1 of one
+// column, as vdpbf16ps and AMX want it). M is a multiple of 8, N of the vector width (AMX: 16, k of 32); operands are
+// padded with zeros.
 #pragma once
 #include "cpu/isa/vec.h"
 #if defined(__AMX_BF16__) || defined(BAM_EMULATE_TILES)
@@ -16,15 +17,17 @@ constexpr int kMaxColumns = 4;  // vectors of C a row of registers holds; 32 reg
 constexpr int kMaxColumns = 2;  // 16 registers
 #endif
 
-constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+constexpr int64_t round_up(int64_t n, int64_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
 
-// The kinds of product: what elements operands have, what their dimensions are padded to, and acc += A B for one k (fp32)
-// or two (bf16): `b` is a row of B, `a` the matching element or pair of A.
+// The kinds of product: what elements operands have, what their dimensions are padded to, and acc += A B for one k
+// (fp32) or two (bf16): `b` is a row of B, `a` the matching element or pair of A.
 struct Fp32 {
     using Elem = float;
-    static constexpr int kStep = 1;                 // k's a 32-bit unit of B holds
-    static constexpr int kPadD = W > 8 ? W : 8;     // head size along k
-    static constexpr int kPadWidth = kPadD;         // head size along M and N
+    static constexpr int kStep = 1;              // k's a 32-bit unit of B holds
+    static constexpr int kPadD = W > 8 ? W : 8;  // head size along k
+    static constexpr int kPadWidth = kPadD;      // head size along M and N
     static constexpr int kPadKeys = 8, kPadQueries = W;
 
     static BAM_INLINE Vec multiply_add(Vec acc, const float* a, Vec b) { return acc + splat(*a) * b; }
@@ -125,111 +128,11 @@ void gemm(float* c, int ldc, const typename Op::Elem* a, int lda, const void* b_
           bool accumulate) {
     const float* b = static_cast<const float*>(b_data);
 #if defined(BAM_TILES)
-    if constexpr (sizeof(*a) == 2) return tile_gemm(c, ldc, a, lda, b, ldb, M, N, k, accumulate);
+    if constexpr (sizeof(*a) == 2)
+        return tile_gemm(c, ldc, a, lda, b, ldb, M, N, k, accumulate);
     else
 #endif
         vector_gemm<Op>(c, ldc, a, lda, b, ldb, M, N, k, accumulate);
 }
-// ---- packing ----------------------------------------------------------------------------------------------------------
-
-template <int kShift>
-BAM_INLINE void exchange(Int& a, Int& b) {
-    Int first, second;
-    for (int l = 0; l < W; ++l) {
-        first[l] = l & kShift ? W + (l ^ kShift) : l;
-        second[l] = l & kShift ? W + l : l ^ kShift;
-    }
-    const Int x = a, y = b;
-    a = __builtin_shuffle(x, y, first);
-    b = __builtin_shuffle(x, y, second);
-}
-
-template <int kShift>
-BAM_INLINE void exchange_rows(Int (&r)[W]) {
-    for (int i = 0; i < W; ++i)
-        if (!(i & kShift)) exchange<kShift>(r[i], r[i + kShift]);
-    if constexpr (kShift > 1) exchange_rows<kShift / 2>(r);
-}
-
-// y (columns, rows) = x (rows, columns) of 32-bit units; rows a multiple of W. Reads up to W - 1 units past a row's end.
-inline void transpose32(void* y_data, int y_stride, const void* x_data, int x_stride, int rows, int columns) {
-    float* y = static_cast<float*>(y_data);
-    const float* x = static_cast<const float*>(x_data);
-    for (int i = 0; i < rows; i += W)
-        for (int j = 0; j < columns; j += W) {
-            Int tile[W];
-            for (int r = 0; r < W; ++r) tile[r] = (Int)load(x + (i + r) * x_stride + j);
-            exchange_rows<W / 2>(tile);
-            const int n = columns - j < W ? columns - j : W;
-            for (int r = 0; r < W; ++r)
-                if (r < n) store(y + (j + r) * y_stride + i, (Vec)tile[r]);
-        }
-}
-
-// For short runs, where a call of memcpy would cost more than the copying.
-template <typename T>
-BAM_INLINE void copy(T* y, const T* x, int n) {
-    constexpr int kWhole = int(sizeof(Vec) / sizeof(T)), kSome = 16 / int(sizeof(T));
-    int i = 0;
-    for (; i + kWhole <= n; i += kWhole) __builtin_memcpy(y + i, x + i, sizeof(Vec));
-    for (; i + kSome <= n; i += kSome) __builtin_memcpy(y + i, x + i, 16);
-    for (; i < n; ++i) y[i] = x[i];
-}
-
-// Rows [0, n) of x (stride apart, D wide) as Elem, zero up to (rows, width).
-template <typename Elem, typename T>
-void copy_rows(Elem* y, int width, const T* x, int64_t stride, int n, int rows, int D) {
-    constexpr int kAhead = 16;
-    for (int r = 0; r < n; ++r, y += width, x += stride) {
-        // Rows lie kilobytes apart, where the hardware does not prefetch.
-        if (r + kAhead < n)
-            for (int i = 0; i < D * int(sizeof(T)); i += 64)
-                __builtin_prefetch(reinterpret_cast<const char*>(x + kAhead * stride) + i);
-        if constexpr (sizeof(T) == sizeof(Elem)) {
-            copy(y, x, D);
-        } else {
-            each(D, [&](int64_t i, auto tag) { store(y + i, load(x + i, tag), tag); });
-        }
-        for (int i = D; i < width; ++i) y[i] = 0;
-    }
-    if (rows > n) __builtin_memset(y, 0, int64_t(rows - n) * width * sizeof(Elem));
-}
-
-// bf16 rows in pairs: unit (r/2, c) of y = x[r][c], x[r + 1][c].
-inline void interleave_rows(uint16_t* y, const uint16_t* x, int width, int rows) {
-    for (int r = 0; r < rows; r += 2, x += 2 * width, y += 2 * width)
-        for (int c = 0; c < width; c += W) {
-            Half a, b;
-            __builtin_memcpy(&a, x + c, sizeof a);
-            __builtin_memcpy(&b, x + width + c, sizeof b);
-            store(reinterpret_cast<float*>(y + 2 * c), (Vec)interleave(a, b));
-        }
-}
-
-// The four shapes in which rows x (rows, width), already padded, enter a product. `scratch` holds rows * width elements
-// and a vector more.
-template <typename Op>
-struct Pack {
-    using Elem = typename Op::Elem;
-
-    // As B with k along the row: (width, rows).
-    static void b_transposed(Elem* y, int ldb, const Elem* x, int width, int rows) {
-        transpose32(y, ldb, x, width / Op::kStep, int(round_up(rows, W)), width / Op::kStep);
-    }
-    // As B with k across the rows: (rows, width).
-    static void b_rows(Elem* y, const Elem* x, int width, int rows) {
-        if constexpr (Op::kStep == 1) __builtin_memcpy(y, x, int64_t(rows) * width * sizeof(Elem));
-        else interleave_rows(y, x, width, rows);
-    }
-    // As A with k across the rows: (width, rows), lda elements apart.
-    static void a_transposed(Elem* y, int lda, const Elem* x, int width, int rows, Elem* scratch) {
-        if constexpr (Op::kStep == 1) {
-            transpose32(y, lda, x, width, int(round_up(rows, W)), width);
-        } else {
-            interleave_rows(scratch, x, width, rows);
-            transpose32(y, lda / 2, scratch, width, int(round_up(rows / 2, W)), width);
-        }
-    }
-};
 
 }  // namespace

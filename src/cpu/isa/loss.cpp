@@ -1,11 +1,11 @@
-// Cross-entropy of one row: -ln softmax(logits)[target] as lse - logit, and its gradient. Nothing overflows, whatever the
-// spread of the logits; a NaN among them gives a NaN loss.
+// Cross-entropy of one row: -ln softmax(logits)[target] as lse - logit, and its gradient. Nothing overflows, whatever
+// the spread of the logits; a NaN among them gives a NaN loss.
 #include "cpu/isa/declare.h"
 #include "cpu/isa/vec.h"
 
 namespace {
 
-constexpr int64_t kBlock = 1024;   // logits whose powers share a maximum: they stay in the first cache
+constexpr int64_t kBlock = 1024;  // logits whose powers share a maximum: they stay in the first cache
 constexpr int64_t kMaxBlocks = 1 << 12;
 
 float block_maximum(const float* x, int64_t n) {
@@ -38,7 +38,9 @@ void scale_block(T* y, const float* x, int64_t n, float factor) {
     each(n, [&](int64_t i, auto tag) { store(y + i, load(x + i, tag) * factor, tag); });
 }
 
-float power(float x) { return exp2_nonpositive<6>(splat(x * kLog2e))[0]; }
+float power(float x) {
+    return exp2_nonpositive<6>(splat(x * kLog2e))[0];
+}
 
 }  // namespace
 
@@ -54,20 +56,27 @@ float cross_entropy(void* dlogits, bool low, float* logits, int64_t V, int32_t t
     float maxima[kMaxBlocks], max = -kInfinity, total = 0;
     for (int64_t b = 0, i = 0; i < V; ++b, i += block) {
         const int64_t n = V - i < block ? V - i : block;
-        const float m = maxima[b] = block_maximum(logits + i, n), s = block_sum(dlogits ? logits + i : nullptr, logits + i, n, m);
-        if (m > max) total = total * power(max - m) + s, max = m;
-        else total += s * power(m - max);  // a NaN in s or m gets through
+        const float m = maxima[b] = block_maximum(logits + i, n),
+                    s = block_sum(dlogits ? logits + i : nullptr, logits + i, n, m);
+        if (m > max)
+            total = total * power(max - m) + s, max = m;
+        else
+            total += s * power(m - max);  // a NaN in s or m gets through
     }
     if (dlogits) {
         for (int64_t b = 0, i = 0; i < V; ++b, i += block) {
             const int64_t n = V - i < block ? V - i : block;
             const float factor = scale / total * power(maxima[b] - max);
-            if (low) scale_block(static_cast<uint16_t*>(dlogits) + i, logits + i, n, factor);
-            else scale_block(static_cast<float*>(dlogits) + i, logits + i, n, factor);
+            if (low)
+                scale_block(static_cast<uint16_t*>(dlogits) + i, logits + i, n, factor);
+            else
+                scale_block(static_cast<float*>(dlogits) + i, logits + i, n, factor);
         }
         const Vec own = splat(scale * (power(logit - max) / total) - scale);
-        if (low) store(static_cast<uint16_t*>(dlogits) + target, own, Part{1});
-        else store(static_cast<float*>(dlogits) + target, own, Part{1});
+        if (low)
+            store(static_cast<uint16_t*>(dlogits) + target, own, Part{1});
+        else
+            store(static_cast<float*>(dlogits) + target, own, Part{1});
     }
     return __builtin_logf(total) + (max - logit);
 }

@@ -64,16 +64,22 @@ namespace bam::BAM_ISA {
 void norm_forward(void* y, bool low, float* rstd, float* x_out, const float* x_in, const void* delta, bool delta_low,
                   const float* w, int64_t rows, int64_t C, float eps) {
     auto run = [&](auto* out) {
-        if (delta_low) norm_rows(out, rstd, x_out, x_in, static_cast<const uint16_t*>(delta), w, rows, C, eps);
-        else norm_rows(out, rstd, x_out, x_in, static_cast<const float*>(delta), w, rows, C, eps);
+        if (delta_low)
+            norm_rows(out, rstd, x_out, x_in, static_cast<const uint16_t*>(delta), w, rows, C, eps);
+        else
+            norm_rows(out, rstd, x_out, x_in, static_cast<const float*>(delta), w, rows, C, eps);
     };
-    if (low) run(static_cast<uint16_t*>(y));
-    else run(static_cast<float*>(y));
+    if (low)
+        run(static_cast<uint16_t*>(y));
+    else
+        run(static_cast<float*>(y));
 }
 
 void norm_backward(const NormBackwardArgs& a) {
-    if (a.low) norm_rows_backward(a, static_cast<const uint16_t*>(a.dy));
-    else norm_rows_backward(a, static_cast<const float*>(a.dy));
+    if (a.low)
+        norm_rows_backward(a, static_cast<const uint16_t*>(a.dy));
+    else
+        norm_rows_backward(a, static_cast<const float*>(a.dy));
 }
 
 }  // namespace bam::BAM_ISA

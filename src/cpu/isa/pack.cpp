@@ -1,7 +1,7 @@
-// Matrices as oneDNN's matmul wants them: transposed, or in its blocks for the second operand B (k, n) of a bf16 product:
-// [n / 64][k / 32] blocks of [16][64][2], two k's beside each other, zero past the ends.
+// Matrices as oneDNN's matmul wants them: transposed, or in its blocks for the second operand B (k, n) of a bf16
+// product: [n / 64][k / 32] blocks of [16][64][2], two k's beside each other, zero past the ends.
 #include "cpu/isa/declare.h"
-#include "cpu/isa/gemm.h"
+#include "cpu/isa/operands.h"
 
 namespace {
 
@@ -10,14 +10,19 @@ using bam::kPackN;
 
 BAM_INLINE Half load_half(const uint16_t* p, int n) {
     Half h{};
-    if (n >= W) __builtin_memcpy(&h, p, sizeof h);
+    if (n >= W)
+        __builtin_memcpy(&h, p, sizeof h);
     else
         for (int i = 0; i < n; ++i) h[i] = p[i];
     return h;
 }
-BAM_INLINE Half load_half(const float* p, int n) { return narrow(n >= W ? load(p) : n > 0 ? load(p, Part{n}) : Vec{}); }
+BAM_INLINE Half load_half(const float* p, int n) {
+    return narrow(n >= W ? load(p) : n > 0 ? load(p, Part{n}) : Vec{});
+}
 
-BAM_INLINE UInt load_pair(const uint16_t* a, const uint16_t* b, int n) { return interleave(load_half(a, n), load_half(b, n)); }
+BAM_INLINE UInt load_pair(const uint16_t* a, const uint16_t* b, int n) {
+    return interleave(load_half(a, n), load_half(b, n));
+}
 BAM_INLINE UInt load_pair(const float* a, const float* b, int n) {
     if (n >= W) return narrow_pair(load(a), load(b));
     return interleave(load_half(a, n), load_half(b, n));
@@ -27,7 +32,8 @@ BAM_INLINE UInt load_pair(const float* a, const float* b, int n) {
 template <bool kFar>
 BAM_INLINE void put(void* p, Vec v) {
 #if defined(__AVX512F__)
-    if (kFar && reinterpret_cast<uintptr_t>(p) % 64 == 0) return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
+    if (kFar && reinterpret_cast<uintptr_t>(p) % 64 == 0)
+        return _mm512_stream_si512(static_cast<__m512i*>(p), (__m512i)v);
 #endif
     store(static_cast<float*>(p), v);
 }
@@ -37,7 +43,9 @@ BAM_INLINE void end_puts() {
 #endif
 }
 
-int clamp(int64_t n, int limit) { return int(n < 0 ? 0 : n < limit ? n : limit); }
+int clamp(int64_t n, int limit) {
+    return int(n < 0 ? 0 : n < limit ? n : limit);
+}
 
 template <bool kFar, typename T>
 void pack_rows(uint16_t* y, const T* x, int64_t rows, int64_t stride, int columns) {
@@ -88,8 +96,10 @@ void transpose(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, in
             }
             exchange_rows<W / 2>(tile);
             for (int r = 0; r < n; ++r) {
-                if (m == 2 * W) put<kFar>(y + (j + r) * y_stride + i, (Vec)tile[r]);
-                else __builtin_memcpy(y + (j + r) * y_stride + i, &tile[r], m * sizeof *y);
+                if (m == 2 * W)
+                    put<kFar>(y + (j + r) * y_stride + i, (Vec)tile[r]);
+                else
+                    __builtin_memcpy(y + (j + r) * y_stride + i, &tile[r], m * sizeof *y);
             }
         }
     end_puts();
@@ -99,14 +109,16 @@ void transpose(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, in
 
 namespace bam::BAM_ISA {
 
-// One column of blocks: x (rows, columns <= 64), rows of it `stride` apart, k along the rows of x. rows is a multiple of 32
-// but at the matrix's end.
+// One column of blocks: x (rows, columns <= 64), rows of it `stride` apart, k along the rows of x. rows is a multiple
+// of 32 but at the matrix's end.
 void pack_kn(uint16_t* y, const void* x, bool low, int64_t rows, int64_t stride, int columns, bool far) {
     auto run = [&](const auto* from) {
         far ? pack_rows<true>(y, from, rows, stride, columns) : pack_rows<false>(y, from, rows, stride, columns);
     };
-    if (low) run(static_cast<const uint16_t*>(x));
-    else run(static_cast<const float*>(x));
+    if (low)
+        run(static_cast<const uint16_t*>(x));
+    else
+        run(static_cast<const float*>(x));
 }
 
 // The same column of blocks from its transpose: x (columns <= 64, rows) fp32, k along the columns of x.
@@ -115,8 +127,10 @@ void pack_nk(uint16_t* y, const float* x, int64_t rows, int64_t stride, int colu
 }
 
 // y (columns, rows) = x (rows, columns) transposed.
-void transpose16(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride, bool far) {
-    far ? transpose<true>(y, x, rows, columns, y_stride, x_stride) : transpose<false>(y, x, rows, columns, y_stride, x_stride);
+void transpose16(uint16_t* y, const uint16_t* x, int64_t rows, int64_t columns, int64_t y_stride, int64_t x_stride,
+                 bool far) {
+    far ? transpose<true>(y, x, rows, columns, y_stride, x_stride)
+        : transpose<false>(y, x, rows, columns, y_stride, x_stride);
 }
 
 }  // namespace bam::BAM_ISA

@@ -41,7 +41,8 @@ void rope_half(T* x, const Turn& t, int heads, int D) {
     const int half = D / 2;
     for (int h = 0; h < heads; ++h, x += D)
         each(half, [&](int64_t i, auto tag) {
-            const Vec a = load(x + i, tag), b = load(x + half + i, tag), c = load(t.own + i, tag), s = load(t.other + half + i, tag);
+            const Vec a = load(x + i, tag), b = load(x + half + i, tag), c = load(t.own + i, tag),
+                      s = load(t.other + half + i, tag);
             store(x + i, a * c - b * s, tag);
             store(x + half + i, a * s + b * c, tag);
         });
@@ -120,22 +121,31 @@ void exp(float* y, const float* x, int64_t n) {
 void rope(void* x, bool low, const float* table, int heads, int D, bool half, bool inverse) {
     const Turn turn(table, D, half, inverse ? -1.0f : 1.0f);
     auto run = [&](auto* to) { half ? rope_half(to, turn, heads, D) : rope_interleaved(to, turn, heads, D); };
-    if (low) run(static_cast<uint16_t*>(x));
-    else run(static_cast<float*>(x));
+    if (low)
+        run(static_cast<uint16_t*>(x));
+    else
+        run(static_cast<float*>(x));
 }
 
 void swiglu_forward(void* y, bool low, const void* gate_up, int64_t rows, int64_t F) {
-    if (low) swiglu_rows(static_cast<uint16_t*>(y), static_cast<const uint16_t*>(gate_up), rows, F);
-    else swiglu_rows(static_cast<float*>(y), static_cast<const float*>(gate_up), rows, F);
+    if (low)
+        swiglu_rows(static_cast<uint16_t*>(y), static_cast<const uint16_t*>(gate_up), rows, F);
+    else
+        swiglu_rows(static_cast<float*>(y), static_cast<const float*>(gate_up), rows, F);
 }
 
 void swiglu_backward(void* d, bool low, const void* dy, const void* gate_up, int64_t rows, int64_t F) {
     using Low = uint16_t;
-    if (low) swiglu_rows_backward(static_cast<Low*>(d), static_cast<const Low*>(dy), static_cast<const Low*>(gate_up), rows, F);
+    if (low)
+        swiglu_rows_backward(static_cast<Low*>(d), static_cast<const Low*>(dy), static_cast<const Low*>(gate_up), rows,
+                             F);
     else
-        swiglu_rows_backward(static_cast<float*>(d), static_cast<const float*>(dy), static_cast<const float*>(gate_up), rows, F);
+        swiglu_rows_backward(static_cast<float*>(d), static_cast<const float*>(dy), static_cast<const float*>(gate_up),
+                             rows, F);
 }
 
-void update(const UpdateArgs& a) { a.adaptive ? update_range<true>(a) : update_range<false>(a); }
+void update(const UpdateArgs& a) {
+    a.adaptive ? update_range<true>(a) : update_range<false>(a);
+}
 
 }  // namespace bam::BAM_ISA

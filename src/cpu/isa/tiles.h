@@ -1,5 +1,5 @@
-// AMX: eight registers of 16 rows of 64 bytes. Products of bf16 tiles with fp32 sums, for gemm.h. With BAM_EMULATE_TILES the
-// registers are plain memory, so that tests on machines without AMX run the same loops.
+// AMX: eight registers of 16 rows of 64 bytes. Products of bf16 tiles with fp32 sums, for gemm.h. With
+// BAM_EMULATE_TILES the registers are plain memory, so that tests on machines without AMX run the same loops.
 #pragma once
 #include "cpu/isa/vec.h"
 
@@ -54,13 +54,16 @@ inline void begin_tiles() {
     asm volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
-inline void end_tiles() { _tile_release(); }
+inline void end_tiles() {
+    _tile_release();
+}
 
 #endif
 
 // R x V tiles of C: 0..3; A's rows in 4, 5; B's columns in 6, 7.
 template <int R, int V>
-BAM_INLINE void tile_block(float* c, int ldc, const uint16_t* a, int lda, const float* b, int ldb, int k, bool accumulate) {
+BAM_INLINE void tile_block(float* c, int ldc, const uint16_t* a, int lda, const float* b, int ldb, int k,
+                           bool accumulate) {
     const int64_t c_row = int64_t(ldc) * 4, a_row = int64_t(lda) * 2, b_row = int64_t(ldb) * 4;
     float* c2 = c + 16 * ldc;
     if (accumulate) {
@@ -95,7 +98,8 @@ BAM_INLINE void tile_block(float* c, int ldc, const uint16_t* a, int lda, const 
 }
 
 template <int V>
-void tile_columns(float* c, int ldc, const uint16_t* a, int lda, const float* b, int ldb, int M, int k, bool accumulate) {
+void tile_columns(float* c, int ldc, const uint16_t* a, int lda, const float* b, int ldb, int M, int k,
+                  bool accumulate) {
     int i = 0;
     for (; M - i >= 32; i += 32) tile_block<2, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);
     if (i < M) tile_block<1, V>(c + i * ldc, ldc, a + i * lda, lda, b, ldb, k, accumulate);

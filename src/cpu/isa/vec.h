@@ -1,5 +1,6 @@
-// One SIMD vector of fp32 lanes in GCC's vector extensions, as wide as the instruction set this file is compiled for. Works
-// on any machine; the few places where the compiler does badly use intrinsics. Everything has internal linkage (kernels.h).
+// One SIMD vector of fp32 lanes in GCC's vector extensions, as wide as the instruction set this file is compiled for.
+// Works on any machine; the few places where the compiler does badly use intrinsics. Everything has internal linkage
+// (kernels.h).
 #pragma once
 #include <stdint.h>
 #if defined(__AVX2__)
@@ -38,15 +39,21 @@ BAM_INLINE void each(int64_t n, F f) {
     if (i < n) f(i, Part{int(n - i)});
 }
 
-BAM_INLINE Vec splat(float x) { return x - Vec{}; }  // x - 0: keeps -0 and compiles to a broadcast
-BAM_INLINE Int splat(int32_t x) { return x - Int{}; }
+BAM_INLINE Vec splat(float x) {
+    return x - Vec{};
+}  // x - 0: keeps -0 and compiles to a broadcast
+BAM_INLINE Int splat(int32_t x) {
+    return x - Int{};
+}
 
 BAM_INLINE Vec load(const float* p, Whole = {}) {
     Vec v;
     __builtin_memcpy(&v, p, sizeof v);
     return v;
 }
-BAM_INLINE void store(float* p, Vec v, Whole = {}) { __builtin_memcpy(p, &v, sizeof v); }
+BAM_INLINE void store(float* p, Vec v, Whole = {}) {
+    __builtin_memcpy(p, &v, sizeof v);
+}
 
 BAM_INLINE Vec widen(Half h) {
 #if defined(__AVX512F__)
@@ -71,7 +78,9 @@ BAM_INLINE Half narrow(Vec v) {
 }
 
 // Two rows of bf16 interleaved: lane i holds a[i] below b[i].
-BAM_INLINE UInt interleave(Half a, Half b) { return (UInt)widen(a) >> 16 | (UInt)widen(b); }
+BAM_INLINE UInt interleave(Half a, Half b) {
+    return (UInt)widen(a) >> 16 | (UInt)widen(b);
+}
 
 BAM_INLINE UInt narrow_pair(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
@@ -94,11 +103,21 @@ BAM_INLINE void store(uint16_t* p, Vec v, Whole = {}) {
 }
 
 #if defined(__AVX512F__)
-BAM_INLINE __mmask16 mask_of(Part t) { return __mmask16((1u << t.n) - 1); }
-BAM_INLINE Vec load(const float* p, Part t) { return (Vec)_mm512_maskz_loadu_ps(mask_of(t), p); }
-BAM_INLINE Vec load(const uint16_t* p, Part t) { return widen((Half)_mm256_maskz_loadu_epi16(mask_of(t), p)); }
-BAM_INLINE void store(float* p, Vec v, Part t) { _mm512_mask_storeu_ps(p, mask_of(t), (__m512)v); }
-BAM_INLINE void store(uint16_t* p, Vec v, Part t) { _mm256_mask_storeu_epi16(p, mask_of(t), (__m256i)narrow(v)); }
+BAM_INLINE __mmask16 mask_of(Part t) {
+    return __mmask16((1u << t.n) - 1);
+}
+BAM_INLINE Vec load(const float* p, Part t) {
+    return (Vec)_mm512_maskz_loadu_ps(mask_of(t), p);
+}
+BAM_INLINE Vec load(const uint16_t* p, Part t) {
+    return widen((Half)_mm256_maskz_loadu_epi16(mask_of(t), p));
+}
+BAM_INLINE void store(float* p, Vec v, Part t) {
+    _mm512_mask_storeu_ps(p, mask_of(t), (__m512)v);
+}
+BAM_INLINE void store(uint16_t* p, Vec v, Part t) {
+    _mm256_mask_storeu_epi16(p, mask_of(t), (__m256i)narrow(v));
+}
 #else
 BAM_INLINE Vec load(const float* p, Part t) {
     Vec v{};
@@ -120,7 +139,9 @@ BAM_INLINE void store(uint16_t* p, Vec v, Part t) {
 #endif
 
 // v with the lanes past the end of the row replaced.
-BAM_INLINE Vec keep(Vec v, Vec, Whole) { return v; }
+BAM_INLINE Vec keep(Vec v, Vec, Whole) {
+    return v;
+}
 BAM_INLINE Vec keep(Vec v, Vec other, Part t) {
     for (int i = t.n; i < W; ++i) v[i] = other[i];
     return v;
@@ -233,7 +254,8 @@ BAM_INLINE Vec exp2_reduced(Vec f, Int bits) {
     return (Vec)((UInt)p + ((UInt)bits << 23));
 }
 
-constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to an integer held in the low bits
+constexpr float kRound =
+    12582912.0f;  // 1.5 * 2^23: adding and taking it away rounds to an integer held in the low bits
 
 // 2^x for x <= 0 (a little above is fine): below 2^-126 exactly 0, NaN stays NaN.
 template <int kDegree = 6>
