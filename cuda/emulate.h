@@ -52,6 +52,7 @@ struct Options {
     Async async = Async::early;
     Streams streams = Streams::lazy;
     bool check_writes = true;
+    bool ends_only = false;     // of each grid only the first and the last block run: for shapes too large to run whole
     unsigned seed = 1;          // of the random orders
     int arch = 90;              // 0: there is no device
     int64_t memory = 4ll << 30;  // bytes of device memory

@@ -202,6 +202,29 @@ TEST_F(CudaRejects, PinnedBufferReusedBeforeItsCopyRan) {
         },
         "pinned memory at .* was written before the copy of its 128 bytes to the device had run");
 }
+// Two copies on two streams: the second must wait for an event, or the host for the first.
+void copy_on_two_streams(bool wait, bool host_waits) {
+    Device d;
+    cudaStream_t second = Device::new_stream();
+    cudaEvent_t copied;
+    cudaEventCreateWithFlags(&copied, cudaEventDisableTiming);
+    float *x = d.make<float>(32), *y = d.make<float>(32);
+    cudaMemcpyAsync(x, numbers(32).data(), 128, cudaMemcpyHostToDevice, second);
+    cudaEventRecord(copied, second);
+    if (host_waits) cudaEventSynchronize(copied);
+    if (wait) cudaStreamWaitEvent(d.stream, copied, 0);
+    cudaMemcpyAsync(y, x + 16, 64, cudaMemcpyDeviceToDevice, d.stream);
+    EXPECT_EQ(d.read(y, 1)[0], 9);
+    cudaEventDestroy(copied);
+    cudaStreamDestroy(second);
+}
+TEST_F(CudaRejects, MissingEventWait) {
+    copy_on_two_streams(true, false);
+    copy_on_two_streams(false, true);
+    EXPECT_DEATH(copy_on_two_streams(false, false),
+                 "cudaMemcpyAsync on the device reads bytes that cudaMemcpyAsync to the device writes on another stream, and no event orders "
+                 "them \\(64 bytes");
+}
 TEST_F(CudaRejects, WaitForAnEventNeverRecorded) {
     EXPECT_DEATH(
         {

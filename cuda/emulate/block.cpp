@@ -340,6 +340,7 @@ void run_grid(const LaunchShape& shape, const std::function<void()>& thread_body
     writes_begin();
     for (int64_t i = 0; i < blocks; ++i) {
         const int64_t id = !order.empty() ? order[size_t(i)] : options().schedule == Order::reverse ? blocks - 1 - i : i;
+        if (options().ends_only && id != 0 && id != blocks - 1) continue;
         set(blockIdx, unsigned(id % shape.grid.x), unsigned(id / shape.grid.x % shape.grid.y), unsigned(id / (shape.grid.x * shape.grid.y)));
         block_begin();
         run_block(b, random);

@@ -153,6 +153,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t results[], int* found) {
     const auto& p = *reinterpret_cast<Preference*>(handle);
     if (c != d || wanted < 1) die("cuBLASLt: C and D are expected to be one layout");
+    // As the library may, ours has no algorithm for odd rows of bf16: callers must be able to go on.
+    for (cublasLtMatrixLayout_t l : {a, b, c}) {
+        const Layout& layout = *reinterpret_cast<Layout*>(l);
+        if (layout.element() == 2 && layout.ld % 2) return *found = 0, CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     Chosen chosen = shape_of(*reinterpret_cast<Operation*>(o), *reinterpret_cast<Layout*>(a), *reinterpret_cast<Layout*>(b), *reinterpret_cast<Layout*>(c));
     if (p.reductions & ~uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) die("cuBLASLt: the preference allows partial sums in the output type");
     memcpy(chosen.alignment, p.alignment, sizeof p.alignment);
@@ -186,6 +191,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t o, const vo
         DeviceAccess access;
         memset(workspace, 0xff, std::min<size_t>(workspace_bytes, 1 << 16));  // nothing may be kept there
         multiply(operation, shape, factors[0], a, A, b, B, factors[1], d, C);
-    });
+    }, "cublasLtMatmul", {{a, A.bytes(), false}, {b, B.bytes(), false}, {d, C.bytes(), true}, {workspace, workspace_bytes, true}});
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,5 +1,5 @@
-// What the parts of the emulation share: block.cpp runs blocks, memory.cpp is the device's memory, runtime.cpp the streams and cudart's
-// functions, cublas.cpp cuBLASLt's. These files are never compiled with TSan (Makefile), so that it sees kernels' accesses only.
+// What the parts of the emulation share: block.cpp runs blocks, memory.cpp is the device's memory, order.cpp and runtime.cpp the streams and
+// cudart's functions, cublas.cpp cuBLASLt's. These files are never compiled with TSan (Makefile), so that it sees kernels' accesses only.
 #pragma once
 #include "cuda/emulate.h"
 
@@ -36,8 +36,23 @@ void writes_end();
 
 // ---- streams ------------------------------------------------------------------------------------------------------------
 
+// What work touches, where that is known.
+struct Touched {
+    const void* p;
+    size_t bytes;
+    bool writes;
+};
 // Queues work on a stream; it runs when options().streams says so.
-void enqueue(cudaStream_t stream, std::function<void()> work);
+void enqueue(cudaStream_t stream, std::function<void()> work, const char* what = "", std::initializer_list<Touched> touched = {});
 void drain_all();
+
+// Order between streams (order.cpp). Dies when two streams touch the same bytes in no order, and one of them writes.
+void check_access(cudaStream_t stream, uint64_t position, const void* p, size_t bytes, bool writes, const char* what);
+void note_record(cudaEvent_t event, cudaStream_t stream, uint64_t position);
+void note_wait(cudaStream_t stream, cudaEvent_t event);
+void note_host_wait(cudaStream_t stream, uint64_t position);  // the host has waited for so much of a stream
+void note_host_wait(cudaEvent_t event);
+void forget(cudaStream_t stream);
+void forget(cudaEvent_t event);
 
 }  // namespace bam::emu

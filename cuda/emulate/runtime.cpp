@@ -68,6 +68,11 @@ void run_until(cudaStream_t s, uint64_t position) {
     }
 }
 
+void host_wait(cudaStream_t s) {
+    run_until(s, s->issued);
+    note_host_wait(s, s->issued);
+}
+
 // Runs some pending work of random streams.
 void run_some() {
     Runtime& r = runtime();
@@ -108,13 +113,13 @@ void copy_to_device(void* dst, const void* src, size_t n, cudaStream_t s) {
             if (checksum(src, n) != sum) die("pinned memory at %p was written before the copy of its %zu bytes to the device had run", src, n);
             DeviceAccess access;
             memcpy(dst, src, n);
-        });
+        }, "cudaMemcpyAsync to the device", {{dst, n, true}});
     } else {  // pageable memory is staged: the caller may reuse it at once
         const char* bytes = static_cast<const char*>(src);
         enqueue(s, [=, staged = std::vector<char>(bytes, bytes + n)] {
             DeviceAccess access;
             memcpy(dst, staged.data(), n);
-        });
+        }, "cudaMemcpyAsync to the device", {{dst, n, true}});
     }
 }
 
@@ -125,21 +130,23 @@ void copy_to_host(void* dst, const void* src, size_t n, cudaStream_t s) {
     enqueue(s, [=] {
         DeviceAccess access;
         memcpy(dst, src, n);
-    });
-    if (!pinned) run_until(s, s->issued);
+    }, "cudaMemcpyAsync to the host", {{src, n, false}});
+    if (!pinned) host_wait(s);
 }
 
 }  // namespace
 
-void enqueue(cudaStream_t s, std::function<void()> work) {
-    check_stream(s)->queue.push_back(std::move(work));
+void enqueue(cudaStream_t s, std::function<void()> work, const char* what, std::initializer_list<Touched> touched) {
+    check_stream(s);
+    for (const Touched& t : touched) check_access(s, s->issued + 1, t.p, t.bytes, t.writes, what);
+    s->queue.push_back(std::move(work));
     ++s->issued;
     if (options().streams == Streams::eager) run_until(s, s->issued);
     if (options().streams == Streams::random) run_some();
 }
 
 void drain_all() {
-    for (cudaStream_t s : runtime().streams) run_until(s, s->issued);
+    for (cudaStream_t s : runtime().streams) host_wait(s);
 }
 
 void enqueue_launch(cudaStream_t s, const LaunchShape& shape, std::function<void()> thread_body) {
@@ -235,7 +242,7 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t n, cudaMemcpyKind
             enqueue(s, [=] {
                 DeviceAccess access;
                 memcpy(dst, src, n);
-            });
+            }, "cudaMemcpyAsync on the device", {{dst, n, true}, {src, n, false}});
             break;
         default: die("cudaMemcpyAsync: say in which direction");
     }
@@ -247,7 +254,7 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t s) {
     enqueue(s, [=] {
         DeviceAccess access;
         memset(p, value, n);
-    });
+    }, "cudaMemsetAsync", {{p, n, true}});
     return cudaSuccess;
 }
 
@@ -260,13 +267,14 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    run_until(check_stream(s), s->issued);
+    host_wait(check_stream(s));
+    forget(s);
     runtime().streams.erase(s);
     delete s;
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t s) { return run_until(check_stream(s), s->issued), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return host_wait(check_stream(s)), cudaSuccess; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
     runtime().events.insert(*e = new CUevent_st);
@@ -275,6 +283,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
     runtime().events.erase(check_event(e));
+    forget(e);
     delete e;
     return cudaSuccess;
 }
@@ -283,6 +292,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     check_event(e)->stream = check_stream(s);
     e->time = std::make_shared<Clock::time_point>();
     e->position = s->issued + 1;
+    note_record(e, s, e->position);
     enqueue(s, [time = e->time] { *time = Clock::now(); });
     return cudaSuccess;
 }
@@ -290,6 +300,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     check_event(e);
     if (!e->stream) die("cudaStreamWaitEvent: the event was never recorded, so nothing is waited for");
+    note_wait(s, e);
     enqueue(s, [other = e->stream, position = e->position] {
         if (runtime().streams.count(other)) run_until(other, position);
     });
@@ -298,6 +309,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (check_event(e)->stream && runtime().streams.count(e->stream)) run_until(e->stream, e->position);
+    note_host_wait(e);
     return cudaSuccess;
 }
 
