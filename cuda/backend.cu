@@ -38,14 +38,35 @@ cudaDeviceProp open(int device) {
 
 }  // namespace
 
+int64_t UploadRing::slot_bytes() { return kEmulated ? 16 << 10 : 1 << 20; }
+
+UploadRing::UploadRing() {
+    cuda_check(cudaMallocHost(&pinned_, size_t(kSlots * slot_bytes())), "cudaMallocHost");
+    device_.room<char>(kSlots * slot_bytes());
+}
+
+UploadRing::~UploadRing() {
+    cudaStreamSynchronize(copies_);
+    cudaFreeHost(pinned_);
+}
+
 void UploadRing::upload(void* dst, const void* src, int64_t n, cudaStream_t stream) {
-    Event& used = used_[next_];
-    char* slot = static_cast<char*>(pinned_) + next_ * kSlotBytes;
+    Slot& slot = slots_[next_];
+    char* pinned = static_cast<char*>(pinned_) + next_ * slot_bytes();
+    char* device = device_.room<char>(kSlots * slot_bytes()) + next_ * slot_bytes();
+    const bool reused = slot.in_use;
+    slot.in_use = true;
     next_ = (next_ + 1) % kSlots;
-    cuda_check(cudaEventSynchronize(used), "cudaEventSynchronize");
-    std::memcpy(slot, src, size_t(n));
-    cuda_check(cudaMemcpyAsync(dst, slot, size_t(n), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
-    cuda_check(cudaEventRecord(used, stream), "cudaEventRecord");
+    if (reused) {
+        cuda_check(cudaEventSynchronize(slot.arrived), "cudaEventSynchronize");
+        cuda_check(cudaStreamWaitEvent(copies_, slot.used, 0), "cudaStreamWaitEvent");
+    }
+    std::memcpy(pinned, src, size_t(n));
+    cuda_check(cudaMemcpyAsync(device, pinned, size_t(n), cudaMemcpyHostToDevice, copies_), "cudaMemcpyAsync");
+    cuda_check(cudaEventRecord(slot.arrived, copies_), "cudaEventRecord");
+    cuda_check(cudaStreamWaitEvent(stream, slot.arrived, 0), "cudaStreamWaitEvent");
+    cuda_check(cudaMemcpyAsync(dst, device, size_t(n), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+    cuda_check(cudaEventRecord(slot.used, stream), "cudaEventRecord");
 }
 
 CudaBackend::CudaBackend(int device) : device_(device), properties_(open(device)), matmul_(stream_) {}
@@ -84,7 +105,7 @@ void CudaBackend::release(void* p) { cudaFree(p); }
 void CudaBackend::upload(Tensor dst, const void* src) {
     const int64_t n = dst.bytes();
     if (n == 0) return;
-    if (n <= UploadRing::kSlotBytes) return uploads_.upload(dst.data, src, n, stream_);
+    if (n <= UploadRing::slot_bytes()) return uploads_.upload(dst.data, src, n, stream_);
     cuda_check(cudaMemcpyAsync(dst.data, src, size_t(n), cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
     synchronize();
 }

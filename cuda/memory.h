@@ -54,22 +54,28 @@ struct Event {
     operator cudaEvent_t() const { return handle; }
 };
 
-// Small uploads go through pinned memory, so that the host can prepare what is next while the device still works.
+// Uploads that overlap with the device's work: from pinned memory to a slot on the device by a stream of its own, from there into place
+// in the order of the ops. The host goes on at once, and prepares the next batch while the step runs.
 class UploadRing {
 public:
-    static constexpr int64_t kSlotBytes = 1 << 20;
-    UploadRing() { cuda_check(cudaMallocHost(&pinned_, kSlots * kSlotBytes), "cudaMallocHost"); }
-    ~UploadRing() { cudaFreeHost(pinned_); }
+    UploadRing();
+    ~UploadRing();
     UploadRing(const UploadRing&) = delete;
-    // Copies n <= kSlotBytes bytes; src may be reused at once.
+    static int64_t slot_bytes();
+    // Copies n <= slot_bytes() bytes, in order with `stream`; src may be reused at once.
     void upload(void* dst, const void* src, int64_t n, cudaStream_t stream);
 
 private:
+    struct Slot {
+        Event arrived{cudaEventDisableTiming};  // on the device
+        Event used{cudaEventDisableTiming};     // copied into place
+        bool in_use = false;
+    };
     static constexpr int kSlots = 8;
+    Stream copies_;
     void* pinned_ = nullptr;
-    Event used_[kSlots] = {Event(cudaEventDisableTiming), Event(cudaEventDisableTiming), Event(cudaEventDisableTiming),
-                           Event(cudaEventDisableTiming), Event(cudaEventDisableTiming), Event(cudaEventDisableTiming),
-                           Event(cudaEventDisableTiming), Event(cudaEventDisableTiming)};
+    DeviceBuffer device_;
+    Slot slots_[kSlots];
     int next_ = 0;
 };
 
