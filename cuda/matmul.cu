@@ -41,9 +41,37 @@ __global__ void __launch_bounds__(256) noise_kernel(T* x, int64_t n) {
     }
 }
 
+// The product itself, for the shapes that cuBLASLt refuses (rows of 2 bytes' alignment): column-major, operands (rows, columns) as stored.
+struct PlainProduct {
+    const void *a, *b;
+    void* c;
+    int64_t m, n, k, a_row, a_column, b_row, b_column;  // strides of op(A) and op(B) in elements
+    bool accumulate;
+};
+constexpr int kSide = 16;
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kSide * kSide) plain_product_kernel(PlainProduct p) {
+    __shared__ float a[kSide][kSide + 1], b[kSide][kSide + 1];
+    const int x = int(threadIdx.x % kSide), y = int(threadIdx.x / kSide);
+    const int64_t row = int64_t(blockIdx.x) * kSide + x, column = int64_t(blockIdx.y) * kSide + y;
+    float sum = 0;
+    for (int64_t first = 0; first < p.k; first += kSide) {
+        const bool in_a = row < p.m && first + y < p.k, in_b = column < p.n && first + x < p.k;
+        a[y][x] = in_a ? load(static_cast<const In*>(p.a) + row * p.a_row + (first + y) * p.a_column) : 0.0f;
+        b[y][x] = in_b ? load(static_cast<const In*>(p.b) + (first + x) * p.b_row + column * p.b_column) : 0.0f;
+        __syncthreads();
+        for (int i = 0; i < kSide; ++i) sum = fmaf(a[i][x], b[y][i], sum);
+        __syncthreads();
+    }
+    if (row >= p.m || column >= p.n) return;
+    Out* c = static_cast<Out*>(p.c) + column * p.m + row;
+    store(c, p.accumulate ? load(c) + sum : sum);
+}
+
 }  // namespace
 
 struct CudaMatmul::Plan {
+    bool plain = false;  // cuBLASLt has no algorithm
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
     cublasLtMatmulAlgo_t algorithm{};
@@ -106,9 +134,7 @@ const CudaMatmul::Plan& CudaMatmul::plan(const Product& p, const void* a, const 
     int found = 0;
     const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(handle_, plan->operation, plan->a, plan->b, plan->c, plan->c, preference, 1, &result, &found);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (s != CUBLAS_STATUS_SUCCESS || found == 0)
-        throw Error(kExitFailure, "cuBLASLt has no algorithm for a " + std::string(name_of(p.in)) + " product of " + std::to_string(p.m) + " x " +
-                                      std::to_string(p.n) + " x " + std::to_string(p.k));
+    plan->plain = s != CUBLAS_STATUS_SUCCESS || found == 0;
     plan->algorithm = result.algo;
     return *(slot = std::move(plan));
 }
@@ -116,10 +142,21 @@ const CudaMatmul::Plan& CudaMatmul::plan(const Product& p, const void* a, const 
 void CudaMatmul::multiply(const Product& p, void* c, const void* a, const void* b) {
     if (p.m == 0 || p.n == 0) return;
     const Plan& plan = this->plan(p, a, b, c);
+    if (plan.plain) return multiply_plainly(p, c, a, b);
     const float one = 1;
     check(cublasLtMatmul(handle_, plan.operation, &one, a, plan.a, b, plan.b, &plan.beta, c, plan.c, c, plan.c, &plan.algorithm,
                          workspace_.room<char>(kWorkspaceBytes), size_t(kWorkspaceBytes), stream_),
           "cublasLtMatmul");
+}
+
+void CudaMatmul::multiply_plainly(const Product& p, void* c, const void* a, const void* b) {
+    const PlainProduct q{a, b, c, p.m, p.n, p.k, p.transpose_a ? p.k : 1, p.transpose_a ? 1 : p.m, p.transpose_b ? p.n : 1, p.transpose_b ? 1 : p.k,
+                         p.accumulate};
+    dispatch(p.in, [&](auto in) {
+        dispatch(p.out, [&](auto out) {
+            launch(plain_product_kernel<decltype(in), decltype(out)>, dim3(blocks_for(p.m, kSide), blocks_for(p.n, kSide)), kSide * kSide, 0, stream_, q);
+        });
+    });
 }
 
 // ---- weights ------------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ private:
     struct Plan;
 
     void multiply(const Product& p, void* c, const void* a, const void* b);
+    void multiply_plainly(const Product& p, void* c, const void* a, const void* b);
     const Plan& plan(const Product& p, const void* a, const void* b, const void* c);
     const void* used(const Weight& w) const;
     void convert(Weight& w);
