@@ -69,6 +69,12 @@ protected:
     TempDir dir_;
 };
 
+std::string read_all(const std::vector<std::string>& lines) {
+    std::string all;
+    for (const std::string& line : lines) all += line + "\n";
+    return all;
+}
+
 const std::map<std::string, std::string> kOtherOrders = {{"EMU_SCHEDULE", "random:3"}, {"EMU_STREAMS", "random:5"}, {"EMU_ASYNC", "late"}};
 
 TEST_F(CudaTrain, FollowsTheCpuAndRepeatsBitwise) {
@@ -108,8 +114,35 @@ TEST_F(CudaTrain, CheckpointsMoveBetweenDevices) {
     for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(moved[i], whole[i], 1e-5) << i;
 }
 
+TEST_F(CudaTrain, OtherCommandsGiveTheCpusResults) {
+    ASSERT_EQ(train("model", {"train.steps=3", "--device=cpu"}).code, 0);
+    const auto run = [&](std::vector<std::string> args, const std::string& device) {
+        args.insert(args.end(), {"--device", device});
+        const RunResult r = run_bam(args);
+        EXPECT_EQ(r.code, 0) << r.err;
+        return lines_of(r.out);
+    };
+    const std::string model = at("runs/model");
+    const auto cpu = run({"score", model, "--tokens", at("val.bin"), "--dtype", "fp32"}, "cpu");
+    const auto cuda = run({"score", model, "--tokens", at("val.bin"), "--dtype", "fp32"}, "cuda");
+    ASSERT_EQ(cpu.size(), cuda.size());
+    ASSERT_GE(cpu.size(), 75u);
+    for (size_t i = 1; i < cpu.size(); ++i)
+        EXPECT_NEAR(json::parse(cpu[i])["logprob"].get<double>(), json::parse(cuda[i])["logprob"].get<double>(), 1e-5) << i;
+    EXPECT_EQ(run({"inspect", model}, "cpu").size(), run({"inspect", model}, "cuda").size());
+    const auto eval = [&](const std::string& device) {
+        auto lines = run({"eval", model, "--suite", "perplexity", "--data", at("val.bin"), "--lengths", "16,40", "--dtype", "fp32"}, device);
+        if (!lines.empty()) lines.erase(lines.begin());  // names the device
+        return lines;
+    };
+    EXPECT_EQ(eval("cpu"), eval("cuda"));
+    const json bench = json::parse(read_all(run({"bench", "train", "--model", "nano", "--vocab-size", "64", "--seq-len", "8", "--tokens", "16",
+                                                 "--steps", "1", "--json"}, "cuda")));
+    EXPECT_GT(bench["seconds_by_op"]["attention_backward"].get<double>(), 0);
+    EXPECT_GT(bench["gemm_flops_per_s"].get<double>(), 0);
+}
+
 TEST_F(CudaTrain, WhatCannotRunGetsOneLine) {
-    const std::string before = "bam: ";
     const auto says = [&](const RunResult& r, int code, const std::string& what) {
         EXPECT_EQ(r.code, code);
         EXPECT_EQ(lines_of(r.err).size(), 1u) << r.err;
@@ -117,7 +150,7 @@ TEST_F(CudaTrain, WhatCannotRunGetsOneLine) {
     };
     says(train("none", {}, {{"EMU_ARCH", "none"}}), 1, "no usable GPU: no CUDA-capable device is detected; use --device cpu");
     says(train("old", {}, {{"EMU_ARCH", "75"}}), 1, "has compute capability 7.5, this build is for");
-    says(train("small", {"train.micro_batch=0"}, {{"EMU_MEMORY", "100000"}}), 1, "training needs ");
+    says(train("small", {"train.micro_batch=0", "model.dim=256"}, {{"EMU_MEMORY", "2000000"}}), 1, "training needs ");
     EXPECT_FALSE(fs::exists(at("runs/small/checkpoints")));
 }
 

@@ -608,6 +608,11 @@ const Case kCases[] = {
     {1, 129, 2, 2, 16, Prior::floor, -0.5, false, {0, 1, 2, 30}},
     {1, 70, 2, 2, 16, Prior::all_floor, kNone},
     {1, 70, 2, 2, 16, Prior::all_floor, kNone, true, {0, 1, 30}},
+    {2, 33, 2, 2, 8, Prior::decaying, kNone},
+    {1, 65, 2, 1, 40, Prior::small, 1},
+    {1, 50, 2, 2, 72, Prior::small, 1, true},
+    {1, 97, 2, 1, 33, Prior::small, 1, false, {0, 15, 16, 17, 31, 32, 33, 47, 48, 49}},
+    {2, 80, 2, 2, 32, Prior::decaying, -0.5, true, {0, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 79}},
 };
 
 TEST_P(Ops, AttentionFp32) {

@@ -16,17 +16,18 @@ namespace bam::test {
 static std::vector<Subject> cuda_subjects() {
     const auto through = [] { return std::make_unique<ThroughDevice>(make_cuda_backend(0)); };
 #ifdef BAM_CUDA_EMULATED
-    const auto ordered = [=](emu::Order order, emu::Async async, emu::Streams streams) {
+    const auto ordered = [=](emu::Order order, emu::Async async, emu::Streams streams, int arch) {
         return [=] {
+            emu::options().arch = arch;
             emu::options().schedule = order;
             emu::options().async = async;
             emu::options().streams = streams;
             return through();
         };
     };
-    return {{"cuda_forward", ordered(emu::Order::forward, emu::Async::early, emu::Streams::lazy)},
-            {"cuda_reverse", ordered(emu::Order::reverse, emu::Async::late, emu::Streams::eager)},
-            {"cuda_random", ordered(emu::Order::random, emu::Async::late, emu::Streams::random)}};
+    return {{"cuda_forward", ordered(emu::Order::forward, emu::Async::early, emu::Streams::lazy, 90)},
+            {"cuda_reverse", ordered(emu::Order::reverse, emu::Async::late, emu::Streams::eager, 80)},
+            {"cuda_random", ordered(emu::Order::random, emu::Async::late, emu::Streams::random, 90)}};
 #else
     try {
         make_cuda_backend(0);
