@@ -25,22 +25,23 @@ ifeq ($(CUDA),on)
 $(if $(NVCC),,$(error CUDA=on needs nvcc, but there is none in PATH or $(CUDA_HOME)/bin: install the toolkit, set NVCC, or use CUDA=off))
 endif
 
-# A directory for each variant: a flag change can never mix objects.
+# A directory for each mode and variant: a flag change can never mix objects. What knows nothing of CUDA is shared.
+O := build/$(MODE)
 B := build/$(MODE)-$(CUDA)
 # gcc's TSan does not understand libgomp's barriers, so that build is single-threaded.
 openmp := $(if $(filter tsan,$(MODE)),,-fopenmp)
 # gcc 12 reports std::string = "literal" under -Wrestrict (PR 105651): off.
 plain_flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict -Isrc -I. $(mode.$(MODE)) $(openmp) $(CXXFLAGS)
-flags := $(plain_flags) $(if $(filter emu,$(CUDA)),-DBAM_CUDA_EMULATED) -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"'
+flags := $(plain_flags) -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' \
+         $(if $(filter emu,$(CUDA)),-DBAM_CUDA_EMULATED -isystem $(CUDA_HOME)/include)
 libs  := -ldnnl -lxxhash
 
 # The same .cu files go through nvcc, or through g++ with the emulation in place of the CUDA libraries (cuda/emulate.h).
 nvflags := -std=c++20 -O3 -lineinfo -Isrc -I. $(foreach a,$(ARCH),-gencode arch=compute_$a,code=sm_$a) \
            -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -Werror all-warnings -Xcompiler -Wall,-Wextra \
            -DBAM_CUDA_ARCH='"$(foreach a,$(ARCH),sm_$a) and newer"'
-emuflags := $(flags) -isystem $(CUDA_HOME)/include
 # TSan watches kernels, not the emulation's own hand-overs between lanes.
-emulation_flags := $(if $(filter tsan,$(MODE)),$(filter-out -fsanitize=thread,$(emuflags)) -DEMU_TSAN,$(emuflags))
+emulation_flags := $(if $(filter tsan,$(MODE)),$(filter-out -fsanitize=thread,$(flags)) -DEMU_TSAN,$(flags))
 cuda_sources.on  := $(wildcard cuda/*.cu)
 cuda_sources.emu := $(wildcard cuda/*.cu cuda/emulate/*.cpp)
 cuda_objs := $(addsuffix .o,$(addprefix $(B)/,$(cuda_sources.$(CUDA))))
@@ -59,13 +60,19 @@ isa.amx    := $(isa.avx512bf16) -mamx-tile -mamx-bf16
 
 sources := $(filter-out $(if $(filter off,$(CUDA)),,src/cuda_none.cpp),$(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp))
 isa_sources := $(wildcard src/cpu/isa/*.cpp)
-isa_objs := $(foreach i,$(isas),$(isa_sources:%.cpp=$(B)/%.$i.o))
-objs  := $(sources:%.cpp=$(B)/%.o) $(isa_objs) $(cuda_objs)
-core  := $(filter-out $(B)/src/main.o,$(objs))
+isa_objs := $(foreach i,$(isas),$(isa_sources:%.cpp=$(O)/%.$i.o))
 # tests/cuda_*.cpp hold kernels or expect the emulation.
 cuda_tests := $(wildcard tests/cuda_*.cpp)
 test_sources := $(filter-out $(cuda_tests),$(wildcard tests/*.cpp)) $(if $(filter emu,$(CUDA)),$(cuda_tests))
-tests := $(test_sources:%.cpp=$(B)/%.o)
+of_variant := src/info.cpp tests/subjects.cpp $(cuda_tests)
+objects = $(foreach s,$(1),$(if $(filter $(of_variant),$s),$(B),$(O))/$(s:%.cpp=%.o))
+objs  := $(call objects,$(sources)) $(isa_objs) $(cuda_objs)
+core  := $(filter-out $(O)/src/main.o,$(objs))
+tests := $(call objects,$(test_sources))
+# The emulation's own tests and those of single ops, without the rest of the program: quick to build under a sanitizer.
+emulation_tests := $(call objects,$(filter-out tests/cuda_train_test.cpp,$(cuda_tests)) \
+                   $(addprefix tests/,ops_test.cpp ops_reference.cpp subjects.cpp test_support.cpp through_device.cpp tiles_emulated.cpp) \
+                   src/position.cpp src/device.cpp $(wildcard src/cpu/*.cpp)) $(isa_objs) $(cuda_objs)
 
 Q := $(if $(VERBOSE),,@)
 say = $(if $(VERBOSE),,@printf '  %-8s %s\n' '$(1)' '$(2)')
@@ -84,6 +91,15 @@ $(B)/bam_tests: $(core) $(tests)
 	$(call say,link,$@)
 	$(Q)$(CXX) $(flags) $^ $(libs) -lgtest -lgtest_main -lpthread -o $@
 
+$(B)/emulation_tests: $(emulation_tests)
+	$(call say,link,$@)
+	$(Q)$(CXX) $(flags) $^ $(libs) -lgtest -lgtest_main -lpthread -o $@
+
+$(O)/%.o: %.cpp
+	$(Q)mkdir -p $(@D)
+	$(call say,c++,$<)
+	$(Q)$(CXX) $(plain_flags) -MMD -MP -c $< -o $@
+
 $(B)/%.o: %.cpp
 	$(Q)mkdir -p $(@D)
 	$(call say,c++,$<)
@@ -92,7 +108,7 @@ $(B)/%.o: %.cpp
 $(B)/%.cu.o: %.cu
 	$(Q)mkdir -p $(@D)
 	$(call say,$(if $(filter on,$(CUDA)),nvcc,emulate),$<)
-	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(emuflags) -x c++) -MMD -MP -c $< -o $@
+	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(flags) -x c++) -MMD -MP -c $< -o $@
 
 # Kernels for small heads must keep their registers.
 $(B)/cuda/attention_small.cu.o: nvflags += -Xptxas -warn-spills,-warn-lmem-usage,-Werror
@@ -102,13 +118,11 @@ $(B)/cuda/emulate/%.cpp.o: cuda/emulate/%.cpp
 	$(call say,c++,$<)
 	$(Q)$(CXX) $(emulation_flags) -MMD -MP -c $< -o $@
 
-$(if $(filter emu,$(CUDA)),$(tests)): flags := $(emuflags)
-
 define isa_rule
-$(B)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp
+$(O)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp
 	$(Q)mkdir -p $$(@D)
 	$$(call say,c++ $(1),$$<)
-	$(Q)$$(CXX) $$(flags) $$(isa.$(1)) -DBAM_ISA=$(1) -MMD -MP -c $$< -o $$@
+	$(Q)$$(CXX) $$(plain_flags) $$(isa.$(1)) -DBAM_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(isas),$(eval $(call isa_rule,$i)))
 
@@ -122,6 +136,18 @@ test: deps ## install what is missing, build, and run all tests
 
 check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
 	$(Q)OMP_WAIT_POLICY=passive BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
+
+# Whole models under sanitizers would take too long: single ops are enough there.
+check-cuda: ## build with CUDA=emu and run the tests of CUDA on the CPU, in this MODE
+	$(Q)$(MAKE) --no-print-directory CUDA=emu check-emulation
+
+check-emulation: $(if $(filter release,$(MODE)),$(B)/bam $(B)/bam_tests,$(B)/emulation_tests)
+ifeq ($(MODE),release)
+	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests --gtest_filter='*Cuda*:*cuda_*'
+	$(Q)BAM=$(CURDIR)/$(B)/bam BAM_TEST_DEVICE=cuda $(B)/bam_tests --gtest_filter='*GoldenTest.Product*:*GoldenTest.Score*:ProductGradients*:Invariance*:Session*'
+else
+	$(Q)$(B)/emulation_tests --gtest_filter='*Cuda*:*cuda_*'
+endif
 
 data/text/dataset.json: | all
 	$(Q)scripts/get_corpus.sh data/text
@@ -172,4 +198,4 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z_.-]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
 	@echo '  variables: MODE=$(MODE) CUDA=$(CUDA) PREFIX=$(PREFIX) VERBOSE=$(VERBOSE) CXX=$(CXX)'
 
-.PHONY: all deps test check train-text demo compare install uninstall format clean help
+.PHONY: all deps test check check-cuda check-emulation train-text demo compare install uninstall format clean help
