@@ -1,12 +1,12 @@
 // CUDA kernels on the CPU, thread by thread, stricter than a GPU: what is wrong there stops here with a message that names the
 // kernel, the block, and file:line for each range of threads. Kernels never include this header, but device.h.
-//
 // One OS thread runs one block at a time; the threads of a block are fibers (Boost.Context). The real CUDA headers supply types
-// and prototypes; cuda/emulate/*.cpp supplies the functions of cudart and cuBLASLt that the backend calls.
+// and prototypes; cuda/emulate/*.cpp supplies the functions of cudart, cuBLASLt and NCCL that the backend calls.
 // Environment: EMU_SCHEDULE=forward|reverse|random:SEED  order of threads and blocks
 //              EMU_ASYNC=early|late                      cp.async copies at issue or when waited for
 //              EMU_STREAMS=lazy|eager|random:SEED        when queued work runs: as late as allowed, at once, anything between
 //              EMU_WRITES=check|off                      two blocks writing one byte, writes outside allocations
+//              EMU_NCCL_TIMEOUT=SECONDS                  ranks wait so long for each other (60)
 //              EMU_ARCH=80|90  EMU_MEMORY=BYTES          the device that is emulated; EMU_ARCH=75: one too old; none: no device
 #pragma once
 #include <cuda_bf16.h>

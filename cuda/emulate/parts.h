@@ -1,5 +1,5 @@
-// What the parts of the emulation share: block.cpp runs blocks, memory.cpp is the device's memory, order.cpp and runtime.cpp the streams and
-// cudart's functions, cublas.cpp cuBLASLt's. These files are never compiled with TSan (Makefile), so that it sees kernels' accesses only.
+// What the parts of the emulation share: block.cpp runs blocks, memory.cpp is the device's memory, order.cpp and runtime.cpp streams and cudart,
+// cublas.cpp cuBLASLt, nccl.cpp NCCL. These files are never compiled with TSan (Makefile), so that it sees kernels' accesses only.
 #pragma once
 #include "cuda/emulate.h"
 
