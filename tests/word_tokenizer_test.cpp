@@ -77,7 +77,7 @@ TEST(WordTokenizer, RoundTripsEveryTextInItsVocabulary) {
     const auto t = tokenizer();
     for (uint64_t n = 0; n < 3000; n++) {
         std::string text;
-        const auto letter = [](char c) { return isalpha(c) || c < 0; };
+        const auto letter = [](char c) { return isalpha(static_cast<unsigned char>(c)) || (c & 0x80); };
         for (uint64_t i = 0; i < 1 + n % 12; i++) {
             const std::string& piece = kWords[random_below(7, n, i, kWords.size())];
             if (!text.empty() && letter(text.back()) && letter(piece[0])) text += ' ';
