@@ -134,6 +134,8 @@ def fastest_micro_batch(trainer, candidates, random_rows, rows, longest_step):
 def worker(o):
     reply_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no reply
+    with open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")  # where memory ends, this process does, and no other
     torch.set_num_threads(o["threads"])
     torch.manual_seed(1)
     T, rows, vocab_size = o["seq_len"], o["rows"], o["vocab_size"]
@@ -186,7 +188,8 @@ class Worker:
             raise Failed(f"no answer within {limit} s")
         line = self.process.stdout.readline()
         if not line:
-            raise Failed(f"died (exit {self.process.wait()})")
+            code = self.process.wait()
+            raise Failed("killed: out of memory, most likely" if code == -9 else f"died (exit {code})")
         reply = json.loads(line)
         self.peak_bytes = reply["peak_bytes"]
         if "error" in reply:
