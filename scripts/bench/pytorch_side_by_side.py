@@ -43,7 +43,8 @@ def peak_bytes():
 
 
 def run_bam(arguments, *options):
-    r = subprocess.run([arguments.bam, *options], capture_output=True, text=True)
+    # Through a shell: a process's peak memory begins with that of the one it was started from, and this one holds PyTorch.
+    r = subprocess.run(["sh", "-c", '"$0" "$@"; exit $?', arguments.bam, *options], capture_output=True, text=True)
     if r.returncode:
         said = (r.stderr.strip() or r.stdout.strip() or f"exit {r.returncode}").splitlines()[-1]
         raise Failed(f"{' '.join([arguments.bam, *options])}: {said}")
