@@ -254,6 +254,7 @@ TEST(CudaNcclLoss, WhileJoining) {
             _exit(0);
         }
         while (!*state.p) usleep(1000);
+        if (rank == 1) usleep(400'000);  // comes when the maker is a zombie
         join(*made.p, rank, ", which made the id, has ended");
     }));
     EXPECT_TRUE(run_ranks(1, [&](int rank) { join(*made.p, rank, ", which made the id, has ended"); })[0].well());

@@ -137,7 +137,7 @@ Room::Room(const RoomId& id, int n, int r) : ranks(n), rank(r), key(id.key) {
     const std::string maker = "/proc/" + std::to_string(id.process), path = maker + "/fd/" + std::to_string(id.file);
     file = id.process == getpid() ? id.file : open(path.c_str(), O_RDWR | O_CLOEXEC);
     struct stat status;
-    if (file < 0 && access(maker.c_str(), F_OK)) {
+    if (file < 0 && access((maker + "/exe").c_str(), F_OK)) {  // a zombie has no program
         lost = maker_ended(id.process);
         return;
     }
