@@ -40,6 +40,8 @@ libs  := -ldnnl -lxxhash
 nvflags := -std=c++20 -O3 -lineinfo -Isrc -I. $(foreach a,$(ARCH),-gencode arch=compute_$a,code=sm_$a) \
            -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -Werror all-warnings -Xcompiler -Wall,-Wextra \
            -DBAM_CUDA_ARCH='"$(foreach a,$(ARCH),sm_$a) and newer"'
+# nvcc joins products and sums into FMAs: so does the emulation, where the machine has them.
+fma := -ffp-contract=fast $(if $(filter x86_64,$(shell uname -m)),$(if $(shell grep -m1 -w fma /proc/cpuinfo),-mfma))
 # TSan watches kernels, not the emulation's own hand-overs between lanes.
 emulation_flags := $(if $(filter tsan,$(MODE)),$(filter-out -fsanitize=thread,$(flags)) -DEMU_TSAN,$(flags))
 cuda_sources.on  := $(wildcard cuda/*.cu)
@@ -61,9 +63,11 @@ isa.amx    := $(isa.avx512bf16) -mamx-tile -mamx-bf16
 sources := $(filter-out $(if $(filter off,$(CUDA)),,src/cuda_none.cpp),$(wildcard src/*.cpp src/eval/*.cpp src/cpu/*.cpp))
 isa_sources := $(wildcard src/cpu/isa/*.cpp)
 isa_objs := $(foreach i,$(isas),$(isa_sources:%.cpp=$(O)/%.$i.o))
-# tests/cuda_*.cpp hold kernels or expect the emulation.
+# tests/cuda_*.cpp hold kernels or expect the emulation; that of whole trainings also runs on a GPU.
 cuda_tests := $(wildcard tests/cuda_*.cpp)
-test_sources := $(filter-out $(cuda_tests),$(wildcard tests/*.cpp)) $(if $(filter emu,$(CUDA)),$(cuda_tests))
+cuda_tests.emu := $(cuda_tests)
+cuda_tests.on  := tests/cuda_train_test.cpp
+test_sources := $(filter-out $(cuda_tests),$(wildcard tests/*.cpp)) $(cuda_tests.$(CUDA))
 of_variant := src/info.cpp tests/subjects.cpp $(cuda_tests)
 objects = $(foreach s,$(1),$(if $(filter $(of_variant),$s),$(B),$(O))/$(s:%.cpp=%.o))
 objs  := $(call objects,$(sources)) $(isa_objs) $(cuda_objs)
@@ -108,7 +112,7 @@ $(B)/%.o: %.cpp
 $(B)/%.cu.o: %.cu
 	$(Q)mkdir -p $(@D)
 	$(call say,$(if $(filter on,$(CUDA)),nvcc,emulate),$<)
-	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(flags) -x c++) -MMD -MP -c $< -o $@
+	$(Q)$(if $(filter on,$(CUDA)),$(NVCC) $(nvflags),$(CXX) $(flags) $(fma) -x c++) -MMD -MP -c $< -o $@
 
 # Kernels for small heads must keep their registers.
 $(B)/cuda/attention_small.cu.o: nvflags += -Xptxas -warn-spills,-warn-lmem-usage,-Werror

@@ -113,11 +113,12 @@ struct RowSums {
         if (a.bias) {
             if (top >= 0) {
                 const int64_t at = h * a.distances + (q.position - top);
-                table[0] -= residual * (a.bias[at] - middle[0]);
-                table[1] -= residual * (without_floor(a.bias[at]) - middle[1]);
+                // Rounded as in the sums: they cancel to zero where only the top key has weight.
+                table[0] -= rounded_product(residual, a.bias[at] - middle[0]);
+                table[1] -= rounded_product(residual, without_floor(a.bias[at]) - middle[1]);
 #pragma unroll
                 for (int p = 0; p < kMaxThetas; ++p)
-                    if (a.dbias[p]) table[2 + p] -= residual * (a.dbias[p][at] - middle[2 + p]);
+                    if (a.dbias[p]) table[2 + p] -= rounded_product(residual, a.dbias[p][at] - middle[2 + p]);
             }
             if (!a.scale_scores) s += table[0];
             const float dbias = a.scale_scores ? 1.0f : q.factor;

@@ -222,8 +222,14 @@ void launch(void (*kernel)(P...), emu::Grid grid, dim3 block, size_t shared_byte
     emu::enqueue_launch(stream, shape, [=] { kernel(args...); });
 }
 
-// Rounded twice: without FMA in the compiler's target, std::fmaf is a call that costs more than all else in an inner loop.
-inline float fmaf(float a, float b, float c) { return a * b + c; }
+// Without FMA in the compiler's target, rounded twice: std::fmaf is then a call that costs more than all else in an inner loop.
+inline float fmaf(float a, float b, float c) {
+#ifdef __FP_FAST_FMAF
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
 
 template <typename T>
 T* dynamic_shared() { return reinterpret_cast<T*>(emu::dynamic_shared_memory()); }

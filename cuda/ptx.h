@@ -1,5 +1,5 @@
 // Instructions that C++ has no name for, each beside the twin that runs on the CPU: tensor cores (mma.m16n8k16, bf16 -> fp32),
-// ldmatrix, cp.async, 2^x, 1/sqrt(x), packing to bf16.
+// ldmatrix, cp.async, 2^x, 1/sqrt(x), products that no FMA takes, packing to bf16.
 //
 // Registers of a warp's lane l = 4g + t (PTX ISA, mma.m16n8k16): A (16 x 16): a[i] holds row g + 8(i % 2), columns 2t + 8(i / 2)
 // and the next; B (16 x 8): b[i] holds rows 2t + 8i and the next, column g; D (16 x 8): d[e] is row g + 8(e / 2), column 2t + e % 2.
@@ -53,6 +53,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 __device__ __forceinline__ float rsqrt(float x) { return rsqrtf(x); }
+// a b, rounded before it is added to anything.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 
 // Two floats rounded to bf16, lo in the lower half.
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
@@ -180,6 +182,11 @@ template <int N>
 void async_wait() { emu::finish_async_copies(N); }
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+inline float rounded_product(float a, float b) {
+    float p = a * b;
+    asm("" : "+m"(p));
+    return p;
+}
 inline uint32_t pack_bf16(float lo, float hi) {
     return __builtin_bit_cast(uint16_t, __float2bfloat16(lo)) | uint32_t(__builtin_bit_cast(uint16_t, __float2bfloat16(hi))) << 16;
 }

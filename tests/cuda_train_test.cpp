@@ -1,4 +1,4 @@
-// `bam --device cuda` as a user runs it, on the emulation: the CPU's results, the same bits in every order of threads, blocks and
+// `bam --device cuda` as a user runs it, on the emulation or on a GPU: the CPU's results, the same bits in every order of threads, blocks and
 // streams, checkpoints that move between devices, and one line for what cannot run.
 #include <gtest/gtest.h>
 
@@ -18,6 +18,8 @@ class CudaTrain : public testing::Test {
 protected:
     void SetUp() override {
         REQUIRE_BAM();
+        const RunResult device = run_bam({"info", "--device", "cuda"});
+        if (device.code != 0) GTEST_SKIP() << device.err;
         write_shard(at("a.bin"), random_tokens(500, 51, 1, 2, 20));
         write_shard(at("val.bin"), random_tokens(75, 51, 3, 2, 20));
         json c = json::parse(R"({
@@ -130,29 +132,54 @@ TEST_F(CudaTrain, OtherCommandsGiveTheCpusResults) {
     for (size_t i = 1; i < cpu.size(); ++i)
         EXPECT_NEAR(json::parse(cpu[i])["logprob"].get<double>(), json::parse(cuda[i])["logprob"].get<double>(), 1e-5) << i;
     EXPECT_EQ(run({"inspect", model}, "cpu").size(), run({"inspect", model}, "cuda").size());
-    const auto eval = [&](const std::string& device) {
-        auto lines = run({"eval", model, "--suite", "perplexity", "--data", at("val.bin"), "--lengths", "16,40", "--dtype", "fp32"}, device);
-        if (!lines.empty()) lines.erase(lines.begin());  // names the device
-        return lines;
+    const auto nll = [&](const std::string& device) {
+        run({"eval", model, "--suite", "perplexity", "--data", at("val.bin"), "--lengths", "16,40", "--dtype", "fp32"}, device);
+        std::vector<double> of_length;
+        const json summary = json::parse(read_file(model + "/eval/perplexity.json"));
+        EXPECT_EQ(summary.dump().find("\"cpu\"") == std::string::npos, device == "cuda") << summary;
+        for (const json& r : summary["results"]) of_length.push_back(r["nll"]);
+        return of_length;
     };
-    EXPECT_EQ(eval("cpu"), eval("cuda"));
+    const std::vector<double> cpu_nll = nll("cpu"), cuda_nll = nll("cuda");
+    ASSERT_EQ(cpu_nll.size(), 2u);
+    ASSERT_EQ(cuda_nll.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(cuda_nll[i], cpu_nll[i], 1e-5);
     const json bench = json::parse(read_all(run({"bench", "train", "--model", "nano", "--vocab-size", "64", "--seq-len", "8", "--tokens", "16",
                                                  "--steps", "1", "--json"}, "cuda")));
     EXPECT_GT(bench["seconds_by_op"]["attention_backward"].get<double>(), 0);
     EXPECT_GT(bench["gemm_flops_per_s"].get<double>(), 0);
 }
 
+#ifdef BAM_CUDA_EMULATED
+void expect_one_line(const RunResult& r, int code, const std::string& what) {
+    EXPECT_EQ(r.code, code);
+    EXPECT_EQ(lines_of(r.err).size(), 1u) << r.err;
+    EXPECT_NE(r.err.find(what), std::string::npos) << r.err;
+}
+
 TEST_F(CudaTrain, WhatCannotRunGetsOneLine) {
-    const auto says = [&](const RunResult& r, int code, const std::string& what) {
-        EXPECT_EQ(r.code, code);
-        EXPECT_EQ(lines_of(r.err).size(), 1u) << r.err;
-        EXPECT_NE(r.err.find(what), std::string::npos) << r.err;
-    };
+    const auto says = expect_one_line;
     says(train("none", {}, {{"EMU_ARCH", "none"}}), 1, "no usable GPU: no CUDA-capable device is detected; use --device cpu");
     says(train("old", {}, {{"EMU_ARCH", "75"}}), 1, "has compute capability 7.5, this build is for");
     says(train("small", {"train.micro_batch=0", "model.dim=256"}, {{"EMU_MEMORY", "2000000"}}), 1, "training needs ");
+    says(train("wide", {"model.dim=516"}), 2, "gives a head size of 258");
     EXPECT_FALSE(fs::exists(at("runs/small/checkpoints")));
 }
+
+TEST_F(CudaTrain, AutoTakesTheCpuOnlyWhereThereIsNoGpu) {
+    const std::vector<std::string> few = {"train.steps=1", "--device=auto"};
+    EXPECT_NE(train("gpu", few).out.find("on cuda"), std::string::npos);
+    EXPECT_NE(train("cpu", few, {{"EMU_ARCH", "none"}}).out.find("on cpu"), std::string::npos);
+    expect_one_line(train("old", few, {{"EMU_ARCH", "75"}}), 1, "has compute capability 7.5");
+}
+
+// A launch has at most 65,535 blocks along the batch.
+TEST_F(CudaTrain, AtMostSoManyRowsAtATime) {
+    const RunResult r = train("short", {"train.seq_len=1", "train.tokens_per_step=100000", "train.micro_batch=0", "--dry-run"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    EXPECT_NE(r.out.find("65535"), std::string::npos) << r.out;
+}
+#endif
 
 }  // namespace
 }  // namespace bam::test
