@@ -86,6 +86,12 @@ std::map<std::string, std::string> CudaBackend::describe() const {
             {"cuBLASLt", CudaMatmul::version()}};
 }
 
+int64_t CudaBackend::used_memory() const {
+    size_t free_bytes = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    return int64_t(total - free_bytes);
+}
+
 void* CudaBackend::allocate(int64_t bytes) {
     void* p = nullptr;
     const cudaError_t s = cudaMalloc(&p, size_t(std::max<int64_t>(bytes, 1)));
@@ -182,6 +188,12 @@ void CudaBackend::profile(bool on) {
 std::map<std::string, double> CudaBackend::profile_seconds() {
     collect_spans();
     return seconds_;
+}
+
+bool has_gpu() {
+    int driver = 0, count = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return false;
+    return cudaGetDeviceCount(&count) != cudaErrorNoDevice;
 }
 
 std::unique_ptr<Backend> make_cuda_backend(int device) { return std::make_unique<CudaBackend>(device); }

@@ -20,6 +20,7 @@ public:
     bool fast_bf16() const override { return true; }
     bool host_memory() const override { return false; }
     int64_t total_memory() const override { return int64_t(properties_.totalGlobalMem); }
+    int64_t used_memory() const override;
     void* allocate(int64_t bytes) override;
     void release(void* p) override;
     void upload(Tensor dst, const void* src) override;

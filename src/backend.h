@@ -79,6 +79,7 @@ public:
     virtual bool fast_bf16() const = 0;                                       // bf16 matmuls are at least as fast as fp32
     virtual bool host_memory() const = 0;                                     // its pointers can be read by the host
     virtual int64_t total_memory() const = 0;                                 // bytes of the device, used or not
+    virtual int64_t used_memory() const = 0;  // bytes: the most that this process had (CPU); what all have now (GPU)
     virtual void* allocate(int64_t bytes) = 0;                                // 64-byte aligned, contents undefined
     virtual void release(void* p) = 0;
     virtual void upload(Tensor dst, const void* src) = 0;                     // host -> device, dst.bytes()
@@ -157,6 +158,8 @@ public:
 
 // threads 0 = all the process may use. The CPU backend is always there.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
+// Whether the build has CUDA and the machine a GPU, usable or not.
+bool has_gpu();
 // Throws Error(kExitUsage) when the build has no CUDA, Error(kExitFailure) when there is no usable device.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 

@@ -1,7 +1,5 @@
 #include "bench.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -51,6 +49,7 @@ Batch random_batch(const Config& c, int B, uint64_t stream) {
 struct StepTimes {
     double seconds = 0;  // median of the measured steps
     std::map<std::string, double> by_op;
+    int64_t memory = 0;
 };
 
 StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps) {
@@ -77,13 +76,8 @@ StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps)
     for (auto& [op, time] : t.by_op) time /= steps;
     std::sort(seconds.begin(), seconds.end());
     t.seconds = seconds[seconds.size() / 2];
+    t.memory = device.used_memory();
     return t;
-}
-
-double peak_memory() {
-    rusage u{};
-    getrusage(RUSAGE_SELF, &u);
-    return double(u.ru_maxrss) * 1024;
 }
 
 }  // namespace
@@ -110,7 +104,7 @@ int bench_train(const BenchOptions& o) {
               {"model_flops_per_s", flops},
               {"gemm_flops_per_s", gemm},
               {"utilization", flops / gemm},
-              {"peak_bytes", peak_memory()},
+              {"peak_bytes", t.memory},
               {"seconds_by_op", t.by_op},
               {"seconds_outside_ops", t.seconds - named}};
     if (o.json) {
@@ -121,7 +115,7 @@ int bench_train(const BenchOptions& o) {
                 variant_of(c.model.position).c_str(), c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step,
                 c.train.micro_batch, device->name().c_str());
     std::printf("%.0f tok/s, %sFLOP/s of %sFLOP/s GEMM: utilization %.1f%%, peak %s\n", rate, human_count(flops).c_str(),
-                human_count(gemm).c_str(), 100 * flops / gemm, human_bytes(peak_memory()).c_str());
+                human_count(gemm).c_str(), 100 * flops / gemm, human_bytes(double(t.memory)).c_str());
     std::vector<std::pair<double, std::string>> sorted;
     for (const auto& [op, seconds] : t.by_op) sorted.push_back({seconds, op});
     sorted.push_back({t.seconds - named, "(outside ops)"});

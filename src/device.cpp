@@ -12,11 +12,7 @@ std::unique_ptr<Backend> open_device(const std::string& device, int threads) {
     if (device == "cpu") return make_cpu_backend(threads);
     if (device == "cuda") return make_cuda_backend(0);
     if (device != "auto") throw Error(kExitUsage, "device '" + device + "', expected auto, cpu or cuda");
-    try {
-        return make_cuda_backend(0);
-    } catch (const Error&) {
-        return make_cpu_backend(threads);
-    }
+    return has_gpu() ? make_cuda_backend(0) : make_cpu_backend(threads);
 }
 
 DType choose_dtype(const std::string& dtype, const Backend& device) {

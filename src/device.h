@@ -8,7 +8,8 @@
 
 namespace bam {
 
-// "cpu", "cuda" or "auto" (cuda where the build and the machine have it). threads 0: all the process may use.
+// "cpu", "cuda" or "auto": cuda where the build has it and the machine has a GPU; one that cannot be used is an error, not a reason to
+// train slowly. threads 0: all the process may use.
 std::unique_ptr<Backend> open_device(const std::string& device, int threads);
 
 // "fp32", "bf16" or "auto" (bf16 where the hardware multiplies it).

@@ -18,6 +18,7 @@ public:
     bool fast_bf16() const override { return device_->fast_bf16(); }
     bool host_memory() const override { return true; }
     int64_t total_memory() const override { return device_->total_memory(); }
+    int64_t used_memory() const override { return device_->used_memory(); }
     void* allocate(int64_t bytes) override;
     void release(void* p) override;
     void upload(Tensor dst, const void* src) override;

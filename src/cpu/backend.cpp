@@ -2,6 +2,7 @@
 #include "cpu/backend.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +64,12 @@ int64_t CpuBackend::total_memory() const {
     int64_t bytes = int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE), limit;
     if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) bytes = std::min(bytes, limit);
     return bytes;
+}
+
+int64_t CpuBackend::used_memory() const {
+    rusage u{};
+    getrusage(RUSAGE_SELF, &u);
+    return int64_t(u.ru_maxrss) * 1024;
 }
 
 void* CpuBackend::allocate(int64_t bytes) {

@@ -23,6 +23,7 @@ public:
     bool fast_bf16() const override { return matmul_.fast_bf16(); }
     bool host_memory() const override { return true; }
     int64_t total_memory() const override;
+    int64_t used_memory() const override;
     void* allocate(int64_t bytes) override;
     void release(void* p) override;
     void upload(Tensor dst, const void* src) override;
