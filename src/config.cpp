@@ -101,9 +101,9 @@ void fields(Io& io, ModelConfig& m) {
     if constexpr (Io::reading) apply_preset(io, m);
     io.integer("dim", m.dim, 1, 1 << 20);
     io.integer("n_layers", m.n_layers, 1, 1 << 16);
-    io.integer("n_heads", m.n_heads, 1, 1 << 20);
+    io.integer("n_heads", m.n_heads, 1, kMaxHeads);
     if constexpr (Io::reading) m.n_kv_heads = m.n_heads;
-    io.integer("n_kv_heads", m.n_kv_heads, 1, 1 << 20);
+    io.integer("n_kv_heads", m.n_kv_heads, 1, kMaxHeads);
     io.integer("ffn_hidden", m.ffn_hidden, 1, 1 << 24);
     io.integer("vocab_size", m.vocab_size, 1, 1 << 30);
     io.real("norm_eps", m.norm_eps, {.low = 0, .high = 1, .low_open = true});
@@ -154,7 +154,7 @@ template <class Io>
 void fields(Io& io, TrainConfig& t) {
     io.integer("seq_len", t.seq_len, 1, 1 << 30);
     io.integer("tokens_per_step", t.tokens_per_step, 1, kMany);
-    io.integer("micro_batch", t.micro_batch, 0, 1 << 30);
+    io.integer("micro_batch", t.micro_batch, 0, kMaxRows);
     io.integer("steps", t.steps, 1, kMany);
     io.section("optimizer", [&](Io& s) { fields(s, t.optimizer); });
     io.section("schedule", [&](Io& s) { fields(s, t.schedule); });

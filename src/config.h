@@ -61,6 +61,9 @@ struct ScheduleConfig {
     double final_fraction = 0.1, decay_fraction = 0.2;
 };
 
+// Rows at a time and heads: what one launch on a GPU can count.
+constexpr int kMaxRows = 65535, kMaxHeads = 65535;
+
 struct TrainConfig {
     int seq_len = 512;
     int64_t tokens_per_step = 589824;  // a multiple of seq_len

@@ -30,7 +30,7 @@ MemoryPlan plan_memory(const Config& c, const Backend& device, DType compute, in
 int choose_micro_batch(const Config& c, const Backend& device, DType compute) {
     const int64_t busy_tokens = device.host_memory() ? 8192 : 65536;
     const double room = 0.9 * double(device.total_memory());
-    int64_t rows = std::clamp<int64_t>(busy_tokens / c.train.seq_len, 1, c.train.rows_per_step());
+    int64_t rows = std::clamp<int64_t>(busy_tokens / c.train.seq_len, 1, std::min<int64_t>(c.train.rows_per_step(), kMaxRows));
     while (rows > 1 && double(plan_memory(c, device, compute, int(rows)).total()) > room) rows = rows / 2;
     const MemoryPlan p = plan_memory(c, device, compute, int(rows));
     if (double(p.total()) > room)

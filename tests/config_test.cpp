@@ -330,6 +330,7 @@ TEST(Config, MistakesInSets) {
     EXPECT_EQ(mistake(kSmall, {"train.steps"}), "--set train.steps: expected key=value, like train.steps=100");
     EXPECT_EQ(mistake(kSmall, {"=3"}), "--set =3: expected key=value, like train.steps=100");
     EXPECT_EQ(mistake(kSmall, {"train.steps=0"}), "--set train.steps=0: 0, expected an integer >= 1");
+    EXPECT_EQ(mistake(kSmall, {"train.micro_batch=65536"}), "--set train.micro_batch=65536: 65536, expected an integer >= 0 and <= 65535");
     EXPECT_EQ(mistake(kSmall, {"train.steps=ten"}), "--set train.steps=ten: \"ten\", expected an integer >= 1");
     EXPECT_EQ(mistake(kSmall, {"train.steps="}), "--set train.steps=: \"\", expected an integer >= 1");
     EXPECT_EQ(mistake(kSmall, {"train.grad_clip=nan"}), "--set train.grad_clip=nan: \"nan\", expected a number >= 0");
