@@ -4,8 +4,10 @@ MAKEFLAGS += -r
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda /opt/cuda))
 NVCC      ?= $(firstword $(shell command -v nvcc) $(wildcard $(CUDA_HOME)/bin/nvcc))
 MODE      ?= release#   release | debug | asan | tsan
-CUDA      ?= off#       on (nvcc) | emu (kernels run on the CPU) | off
 ARCH      ?= 80 90#     of CUDA=on: sm_80 sm_90; PTX of the last serves newer GPUs
+cuda_header := $(CUDA_HOME)/include/cuda_runtime_api.h
+# on (nvcc) | emu (kernels run on the CPU) | off. A release build has CUDA where there is a toolkit; its binary needs no GPU.
+CUDA      ?= $(if $(and $(filter release,$(MODE)),$(NVCC),$(wildcard $(cuda_header))),on,off)
 PREFIX    ?= /usr/local
 VERBOSE   ?=
 CXXFLAGS  ?=
@@ -17,7 +19,6 @@ mode.asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undef
 mode.tsan    := -O1 -g1 -fsanitize=thread
 $(if $(mode.$(MODE)),,$(error MODE=$(MODE) is not one of release debug asan tsan))
 $(if $(filter on emu off,$(CUDA)),,$(error CUDA=$(CUDA) is not one of on emu off))
-cuda_header := $(CUDA_HOME)/include/cuda_runtime_api.h
 ifneq ($(CUDA),off)
 $(if $(wildcard $(cuda_header)),,$(error CUDA=$(CUDA) needs the CUDA headers, but $(cuda_header) is missing: install the toolkit or set CUDA_HOME))
 endif
@@ -32,8 +33,8 @@ B := build/$(MODE)-$(CUDA)
 openmp := $(if $(filter tsan,$(MODE)),,-fopenmp)
 # gcc 12 reports std::string = "literal" under -Wrestrict (PR 105651): off.
 plain_flags := -std=c++20 -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict -Isrc -I. $(mode.$(MODE)) $(openmp) $(CXXFLAGS)
-flags := $(plain_flags) -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' \
-         $(if $(filter emu,$(CUDA)),-DBAM_CUDA_EMULATED -isystem $(CUDA_HOME)/include)
+flags := $(plain_flags) -DBAM_BUILD='"$(MODE), CUDA $(CUDA)"' $(if $(filter emu,$(CUDA)),-DBAM_CUDA_EMULATED) \
+         $(if $(filter off,$(CUDA)),,-isystem $(CUDA_HOME)/include)
 libs  := -ldnnl -lxxhash
 
 # The same .cu files go through nvcc, or through g++ with the emulation in place of the CUDA libraries (cuda/emulate.h).
@@ -44,10 +45,10 @@ nvflags := -std=c++20 -O3 -lineinfo -Isrc -I. $(foreach a,$(ARCH),-gencode arch=
 fma := -ffp-contract=fast $(if $(filter x86_64,$(shell uname -m)),$(if $(shell grep -m1 -w fma /proc/cpuinfo),-mfma))
 # TSan watches kernels, not the emulation's own hand-overs between lanes.
 emulation_flags := $(if $(filter tsan,$(MODE)),$(filter-out -fsanitize=thread,$(flags)) -DEMU_TSAN,$(flags))
-cuda_sources.on  := $(wildcard cuda/*.cu)
+cuda_sources.on  := $(wildcard cuda/*.cu cuda/*.cpp)
 cuda_sources.emu := $(wildcard cuda/*.cu cuda/emulate/*.cpp)
 cuda_objs := $(addsuffix .o,$(addprefix $(B)/,$(cuda_sources.$(CUDA))))
-cuda_libs.on  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -lpthread
+cuda_libs.on  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lpthread
 cuda_libs.emu := -lboost_context
 libs += $(cuda_libs.$(CUDA))
 
@@ -116,6 +117,11 @@ $(B)/%.cu.o: %.cu
 
 # Kernels for small heads must keep their registers.
 $(B)/cuda/attention_small.cu.o: nvflags += -Xptxas -warn-spills,-warn-lmem-usage,-Werror
+
+$(B)/cuda/%.cpp.o: cuda/%.cpp
+	$(Q)mkdir -p $(@D)
+	$(call say,c++,$<)
+	$(Q)$(CXX) $(flags) -MMD -MP -c $< -o $@
 
 $(B)/cuda/emulate/%.cpp.o: cuda/emulate/%.cpp
 	$(Q)mkdir -p $(@D)
