@@ -365,6 +365,26 @@ void print_plan(const Config& c, const Backend& device, DType compute, const Dat
     if (data.val) std::printf("validation   %s tokens\n", human_count(double(data.val_end - data.val_begin)).c_str());
 }
 
+// Where a dataset.json lies beside the shards, the config must not contradict it.
+void check_described(const Config& c, const TokenStream& stream) {
+    const std::optional<DatasetInfo> d = dataset_of_shard(stream.shards().front().path);
+    if (!d) return;
+    const auto place = [](int id, bool at_end) { return format("id %d at the %s", id, at_end ? "end" : "start"); };
+    const std::string file = d->directory + "/dataset.json";
+    if (c.data.has_separator && d->separator_id >= 0 && (c.data.separator_id != d->separator_id || c.data.separator_at_end != d->separator_at_end))
+        throw Error(kExitUsage, format("data.separator: %s of documents, expected %s, as %s has it", place(c.data.separator_id, c.data.separator_at_end).c_str(),
+                                       place(d->separator_id, d->separator_at_end).c_str(), file.c_str()));
+    if (d->vocab_size > c.model.vocab_size)
+        throw Error(kExitUsage, format("model.vocab_size: %d, expected at least the %d ids of %s", c.model.vocab_size, d->vocab_size, file.c_str()));
+}
+
+DataSet open_checked_data(const Config& c) {
+    DataSet s = open_data(c.data);
+    check_described(c, *s.train);
+    if (s.val) check_described(c, *s.val);
+    return s;
+}
+
 void make_run_directory(const std::string& run_dir) {
     std::error_code e;
     std::filesystem::create_directories(run_dir, e);
@@ -379,11 +399,11 @@ int train(const TrainOptions& options) {
     if (options.dry_run) {
         auto device = open_device(config.run.device, config.run.threads);
         const DType compute = resolve(config, *device);
-        print_plan(config, *device, compute, open_data(config.data));
+        print_plan(config, *device, compute, open_checked_data(config));
         return kExitDone;
     }
     catch_interrupts();
-    open_data(config.data);  // before anything is written
+    open_checked_data(config);  // before anything is written
     make_run_directory(run_dir);
     RunLock lock(run_dir);
     Start start = choose_start(run_dir, options.resume, options.force_resume, config, options.quiet);

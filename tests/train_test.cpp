@@ -276,6 +276,26 @@ TEST_F(TrainTest, BadInputIsOneLineAndACode) {
     EXPECT_EQ(test::run_bam({"train", at("c.json"), "--stop-at", "0"}).code, 2);
 }
 
+// What tokenize wrote beside its shards is believed before a config that contradicts it.
+TEST_F(TrainTest, ConfigMustFitTheDataSet) {
+    test::write_file(at("text.txt"), std::string(2000, 'a'));
+    const RunResult made = test::run_bam({"tokenize", "--tokenizer", "byte", "--out", at("set"), at("text.txt")});
+    ASSERT_EQ(made.code, 0) << made.err;
+    const auto says = [&](const std::vector<std::string>& sets, const std::string& text) {
+        std::vector<std::string> words = sets;
+        words.insert(words.end(), {"data.train=[\"" + at("set") + "\"]", "data.val=[]", "train.val_every=0", "--dry-run"});
+        const RunResult r = train(words);
+        EXPECT_EQ(r.code, text.empty() ? 0 : 2) << r.err;
+        EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+    };
+    const std::string file = at("set") + "/dataset.json";
+    says({"model.vocab_size=257", "data.separator.id=256"}, "");
+    says({"model.vocab_size=300", "data.separator=null", "data.document_mask=false"}, "");
+    says({"model.vocab_size=257"}, "data.separator: id 2 at the end of documents, expected id 256 at the end, as " + file + " has it");
+    says({"model.vocab_size=257", "data.separator={\"id\": 256, \"position\": \"start\"}"}, "id 256 at the start of documents, expected id 256 at the end");
+    says({"data.separator=null", "data.document_mask=false"}, "model.vocab_size: 51, expected at least the 257 ids of " + file);
+}
+
 TEST_F(TrainTest, TokenOutsideTheVocabularyNamesFileAndByte) {
     std::vector<int32_t> tokens = test::random_tokens(400, 51, 1);
     tokens[123] = 60;
