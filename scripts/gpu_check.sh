@@ -17,7 +17,7 @@ logs=${LOGS:-$(mktemp -d)} failed=0
 mkdir -p "$logs"
 export BAM=$bam
 
-row() { printf '%-26s %-14s %5s s  %s\n' "$1" "$2" "$3" "$4"; }
+row() { printf '%-46s %-14s %7s  %s\n' "$1" "$2" "$3" "$4"; }
 
 # check NAME SECONDS DETAIL COMMAND...: DETAIL is a sed program that picks what to show from the output.
 check() {
@@ -43,7 +43,7 @@ speeds=${BENCH:-"--model l12 --tokens 65536
 --model l24 --tokens 32768
 --model nano --tokens 65536 --seq-len 256"}
 
-row check result time ""
+row check result seconds ""
 check gpu 20 p nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 check info 60 's/^(gpu|compute capability|built for|driver|cuBLASLt) +(.*)/\1 \2;/p' "$bam" info --device cuda
 [ $failed -eq 0 ] || { echo "no usable GPU; logs in $logs" >&2; exit 1; }

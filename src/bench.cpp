@@ -114,8 +114,8 @@ int bench_train(const BenchOptions& o) {
     std::printf("%s %s %s, T %d, %lld tokens a step in micro-batches of %d rows, on %s\n", o.preset.c_str(),
                 variant_of(c.model.position).c_str(), c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step,
                 c.train.micro_batch, device->name().c_str());
-    std::printf("%.0f tok/s, %sFLOP/s of %sFLOP/s GEMM: utilization %.1f%%, peak %s\n", rate, human_count(flops).c_str(),
-                human_count(gemm).c_str(), 100 * flops / gemm, human_bytes(double(t.memory)).c_str());
+    std::printf("%.0f tok/s, %s of %s GEMM: utilization %.1f%%, peak %s\n", rate, human_flops(flops).c_str(), human_flops(gemm).c_str(),
+                100 * flops / gemm, human_bytes(double(t.memory)).c_str());
     std::vector<std::pair<double, std::string>> sorted;
     for (const auto& [op, seconds] : t.by_op) sorted.push_back({seconds, op});
     sorted.push_back({t.seconds - named, "(outside ops)"});
@@ -194,8 +194,8 @@ int bench_ops(const BenchOptions& o) {
         std::printf("%s\n", j.dump(2).c_str());
         return kExitDone;
     }
-    std::printf("%s %s %s, T %d, %lld tokens: GEMM %sFLOP/s, copy %s/s\n", o.preset.c_str(), variant_of(c.model.position).c_str(),
-                c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step, human_count(gemm).c_str(),
+    std::printf("%s %s %s, T %d, %lld tokens: GEMM %s, copy %s/s\n", o.preset.c_str(), variant_of(c.model.position).c_str(),
+                c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step, human_flops(gemm).c_str(),
                 human_bytes(bandwidth).c_str());
     std::printf("  %-22s %10s %10s %8s\n", "op", "ms a step", "floor ms", "ratio");
     for (const json& r : rows)

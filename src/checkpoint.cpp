@@ -330,12 +330,15 @@ std::vector<std::string> resume_conflicts(const Config& saved, const Config& wan
     return conflicts;
 }
 
-RunLock::RunLock(const std::string& run_dir) {
+RunLock::RunLock(const std::string& run_dir, double wait_seconds) {
     make_directories(run_dir);
     const std::string path = run_dir + "/lock";
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0) throw Error(kExitFailure, path + ": " + std::strerror(errno));
-    if (::flock(fd_, LOCK_EX | LOCK_NB)) {
+    const auto locked = [&] { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0; };
+    bool mine = locked();
+    for (; !mine && errno == EWOULDBLOCK && wait_seconds > 0; mine = locked(), wait_seconds -= 0.05) ::usleep(50'000);
+    if (!mine) {
         const int reason = errno;
         char holder[32] = {};
         const bool known = ::pread(fd_, holder, sizeof holder - 1, 0) > 0;

@@ -87,10 +87,10 @@ void prune_checkpoints(const std::string& run_dir, int keep_last, int64_t keep_e
 // ("model.dim: 128 in the checkpoint, 256 now"); empty if it can be resumed.
 std::vector<std::string> resume_conflicts(const Config& saved, const Config& wanted);
 
-// Holds an exclusive lock on a run directory while alive; Error(kExitFailure) if another process has it.
+// Holds an exclusive lock on a run directory while alive; Error(kExitFailure) if another process has it, and keeps it so long.
 class RunLock {
 public:
-    explicit RunLock(const std::string& run_dir);
+    explicit RunLock(const std::string& run_dir, double wait_seconds = 0);
     ~RunLock();
     RunLock(const RunLock&) = delete;
 

@@ -56,4 +56,9 @@ std::string human_count(double n) {
     return scaled(n, 1000, units, 5);
 }
 
+std::string human_flops(double rate) {
+    constexpr const char* units[] = {"FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"};
+    return scaled(rate, 1000, units, 6);
+}
+
 }  // namespace bam

@@ -31,5 +31,6 @@ private:
 
 std::string human_bytes(double bytes);  // "5.1 GiB"
 std::string human_count(double n);      // "121 M"
+std::string human_flops(double rate);   // "162 GFLOP/s"
 
 }  // namespace bam

@@ -24,9 +24,11 @@ void catch_interrupts(bool restart) {
     std::signal(SIGXFSZ, SIG_IGN);  // a full file system or file-size limit is an error code of write()
 }
 
+bool has_parent() { return std::getenv(kParentVariable) != nullptr; }
+
 void follow_parent() {
+    if (!has_parent()) return;
     const char* parent = std::getenv(kParentVariable);
-    if (!parent) return;
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != std::atol(parent)) raise(SIGTERM);  // it died before
 }

@@ -405,7 +405,8 @@ int train(const TrainOptions& options) {
     catch_interrupts();
     open_checked_data(config);  // before anything is written
     make_run_directory(run_dir);
-    RunLock lock(run_dir);
+    // The child of a comparison that was killed may still be saving.
+    RunLock lock(run_dir, has_parent() ? 60 : 0);
     Start start = choose_start(run_dir, options.resume, options.force_resume, config, options.quiet);
     if (start.state.step >= config.train.steps) {
         if (!options.quiet)

@@ -12,7 +12,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "check.h"
 #include "random.h"
@@ -550,6 +552,12 @@ TEST(Resume, OneProcessARunDirectory) {
         const RunLock lock(run);
         EXPECT_EQ(mistake([&] { RunLock second(run); }, kExitFailure),
                   run + ": in use by process " + std::to_string(::getpid()) + ", expected one process a run directory");
+    }
+    {
+        auto first = std::make_unique<RunLock>(run);
+        std::thread release([&] { ::usleep(200'000), first.reset(); });
+        const RunLock patient(run, 30);
+        release.join();
     }
     const RunLock again(run);
     // A lock dies with its process, however that ends.
