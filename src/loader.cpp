@@ -1,20 +1,18 @@
 // Shards, rows and documents.
 #include "loader.h"
 
-#include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "check.h"
+#include "mapped_file.h"
 #include "random.h"
 
 namespace bam {
@@ -30,33 +28,12 @@ namespace {
 // ---- shards
 // -----------------------------------------------------------------------------------------------------------
 
-std::shared_ptr<const void> map_file(const std::string& path, int64_t* size) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO must not block
-    if (fd < 0) refuse(path, std::string("cannot open: ") + std::strerror(errno));
-    struct stat st {};
-    const bool known = ::fstat(fd, &st) == 0;
-    if (!known || !S_ISREG(st.st_mode)) {
-        ::close(fd);
-        refuse(path, "not a regular file, expected a token shard");
-    }
-    *size = st.st_size;
-    if (*size < kShardHeaderBytes) {
-        ::close(fd);
-        refuse(path, std::to_string(*size) + " bytes, expected a token shard of at least " +
-                         std::to_string(kShardHeaderBytes));
-    }
-    void* p = ::mmap(nullptr, size_t(*size), PROT_READ, MAP_SHARED, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    if (p == MAP_FAILED) refuse(path, std::string("cannot map: ") + std::strerror(error));
-    return std::shared_ptr<const void>(p, [n = size_t(*size)](const void* q) { ::munmap(const_cast<void*>(q), n); });
-}
-
 Shard open_shard(const std::string& path) {
-    int64_t size = 0;
+    const MappedFile file = map_file(path, kShardHeaderBytes, "a token shard");
+    const int64_t size = file.size;
     Shard s;
     s.path = path;
-    s.mapping = map_file(path, &size);
+    s.mapping = file.data;
     int32_t header[3];
     std::memcpy(header, s.mapping.get(), sizeof header);
     const auto [magic, version, tokens] = header;
@@ -77,7 +54,7 @@ Shard open_shard(const std::string& path) {
                          std::to_string(kShardHeaderBytes + int64_t(uint32_t(tokens)) * s.width) + " for the " +
                          std::to_string(uint32_t(tokens)) + " tokens of its header");
     }
-    s.tokens = static_cast<const char*>(s.mapping.get()) + kShardHeaderBytes;
+    s.tokens = s.mapping.get() + kShardHeaderBytes;
     return s;
 }
 
@@ -205,7 +182,7 @@ uint64_t TokenStream::fingerprint() const {
     XXH64_reset(state, 0);
     for (const Shard& s : shards_) {
         const std::string name = fs::path(s.path).filename().string();
-        const char* data = static_cast<const char*>(s.mapping.get());
+        const char* data = s.mapping.get();
         const int64_t size = kShardHeaderBytes + s.n_tokens * s.width;
         const int64_t part = std::min<int64_t>(size, 65536);
         XXH64_update(state, name.c_str(), name.size() + 1);

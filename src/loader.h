@@ -14,7 +14,7 @@ namespace bam {
 // One memory-mapped shard: (20240520, version 1) uint16 or (20240801, version 7) uint32 tokens behind 256 int32.
 struct Shard {
     std::string path;
-    std::shared_ptr<const void> mapping;
+    std::shared_ptr<const char> mapping;
     const void* tokens = nullptr;
     int64_t n_tokens = 0;
     int width = 2;  // bytes a token: 2 | 4

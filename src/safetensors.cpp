@@ -1,12 +1,6 @@
 #include "safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -112,49 +106,21 @@ int64_t SafetensorsEntry::numel() const {
     return n;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info {};
-    if (fd < 0 || ::fstat(fd, &info)) {
-        const int reason = errno;
-        if (fd >= 0) ::close(fd);
-        fail(path, std::strerror(reason));
-    }
-    void* map = MAP_FAILED;
-    const bool regular = S_ISREG(info.st_mode);
-    if (regular && info.st_size >= 8) map = ::mmap(nullptr, size_t(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-    const int reason = errno;
-    ::close(fd);
-    if (!regular) fail(path, "not a file");
-    if (info.st_size < 8) fail(path, std::to_string(info.st_size) + " bytes, expected a safetensors file");
-    if (map == MAP_FAILED) fail(path, std::string("cannot map: ") + std::strerror(reason));
-    map_ = static_cast<const char*>(map);
-    size_ = info.st_size;
-    try {
-        parse_header();
-    } catch (...) {
-        ::munmap(map, size_t(size_));
-        throw;
-    }
-}
-
-SafetensorsFile::~SafetensorsFile() {
-    ::munmap(const_cast<char*>(map_), size_t(size_));
-}
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(map_file(path, 8, "a safetensors file")) { parse_header(); }
 
 void SafetensorsFile::parse_header() {
     uint64_t header = 0;
-    std::memcpy(&header, map_, 8);
-    const int64_t limit = std::min(size_ - 8, kMaxHeader);
+    std::memcpy(&header, file_.data.get(), 8);
+    const int64_t limit = std::min(file_.size - 8, kMaxHeader);
     if (header > uint64_t(limit))
         fail(path_, "header of " + std::to_string(header) + " bytes, expected at most " + std::to_string(limit) +
                         ": truncated, or not a safetensors file");
     data_begin_ = 8 + int64_t(header);
-    const Json j = parse_json<Json>(std::string(map_ + 8, header), path_ + ": header", kExitData);
+    const Json j = parse_json<Json>(std::string(file_.data.get() + 8, header), path_ + ": header", kExitData);
     if (!j.is_object()) fail(path_, "header: expected a JSON object");
     for (const auto& [name, value] : j.items()) {
         if (name != "__metadata__") {
-            entries_[name] = parse_entry(name, value, size_ - data_begin_, path_);
+            entries_[name] = parse_entry(name, value, file_.size - data_begin_, path_);
             continue;
         }
         if (!value.is_object()) fail(path_, "__metadata__: expected an object of strings");
@@ -163,7 +129,7 @@ void SafetensorsFile::parse_header() {
             metadata_[key] = text.get<std::string>();
         }
     }
-    check_cover(entries_, size_ - data_begin_, path_);
+    check_cover(entries_, file_.size - data_begin_, path_);
 }
 
 const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
@@ -173,7 +139,7 @@ const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
 }
 
 const void* SafetensorsFile::data(const std::string& name) const {
-    return map_ + data_begin_ + entry(name).begin;
+    return file_.data.get() + data_begin_ + entry(name).begin;
 }
 
 std::vector<float> SafetensorsFile::floats(const std::string& name) const {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "mapped_file.h"
+
 namespace bam {
 
 struct SafetensorsEntry {
@@ -19,8 +21,6 @@ struct SafetensorsEntry {
 class SafetensorsFile {
 public:
     explicit SafetensorsFile(const std::string& path);
-    ~SafetensorsFile();
-    SafetensorsFile(const SafetensorsFile&) = delete;
     const std::string& path() const { return path_; }
     const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -34,8 +34,8 @@ public:
 private:
     void parse_header();
     std::string path_;
-    const char* map_ = nullptr;
-    int64_t size_ = 0, data_begin_ = 0;
+    MappedFile file_;
+    int64_t data_begin_ = 0;
     std::map<std::string, SafetensorsEntry> entries_;
     std::map<std::string, std::string> metadata_;
 };

@@ -120,8 +120,8 @@ TEST(Safetensors, RefusesBadFiles) {
     EXPECT_EQ(mistake(file_of(R"({"__metadata__":{"a":1}})", "")), "__metadata__: a: expected a string");
     EXPECT_EQ(mistake(file_of("[]", "")), "header: expected a JSON object");
     EXPECT_EQ(mistake(file_of("nonsense", "")).substr(0, 36), "header: line 1, column 2: not JSON: ");
-    EXPECT_EQ(mistake(""), "0 bytes, expected a safetensors file");
-    EXPECT_EQ(mistake("1234567"), "7 bytes, expected a safetensors file");
+    EXPECT_EQ(mistake(""), "0 bytes, expected a safetensors file of at least 8");
+    EXPECT_EQ(mistake("1234567"), "7 bytes, expected a safetensors file of at least 8");
     EXPECT_EQ(mistake(std::string(8, '\xff')),
               "header of 18446744073709551615 bytes, expected at most 0: truncated, or not a safetensors file");
     EXPECT_EQ(mistake(file_of("{}", "").substr(0, 9)),

@@ -306,6 +306,16 @@ TEST_F(TrainTest, TokenOutsideTheVocabularyNamesFileAndByte) {
     EXPECT_NE(r.err.find(std::to_string(1024 + 2 * 123)), std::string::npos) << r.err;
 }
 
+TEST_F(TrainTest, AShardCutShortWhileInUseIsNamed) {
+    test::Process p(command({"train.steps=1000000", "train.checkpoint_every=0", "train.val_every=0"}));
+    const std::string log = at("runs/r/metrics.jsonl");
+    while (p.running() && !(fs::exists(log) && test::read_file(log).find("\"step\":2") != std::string::npos)) usleep(10000);
+    ASSERT_EQ(::truncate(at("b.bin").c_str(), 0), 0);
+    const RunResult r = p.wait();
+    EXPECT_EQ(r.code, 3);
+    EXPECT_EQ(r.err, "bam: " + at("b.bin") + ": became shorter, or cannot be read any more, while in use\n");
+}
+
 TEST_F(TrainTest, InitFromNamesWhatIsWrong) {
     ASSERT_EQ(train({"--stop-at=1"}).code, 75);
     const std::string model = at("runs/r/checkpoints/step_00000001");
