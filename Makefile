@@ -123,10 +123,7 @@ $(B)/cuda/%.cpp.o: cuda/%.cpp
 	$(call say,c++,$<)
 	$(Q)$(CXX) $(flags) -MMD -MP -c $< -o $@
 
-$(B)/cuda/emulate/%.cpp.o: cuda/emulate/%.cpp
-	$(Q)mkdir -p $(@D)
-	$(call say,c++,$<)
-	$(Q)$(CXX) $(emulation_flags) -MMD -MP -c $< -o $@
+$(filter $(B)/cuda/emulate/%,$(cuda_objs)): flags := $(emulation_flags)
 
 define isa_rule
 $(O)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a real GPU can show, in under five minutes, as one table: every op against the double-precision reference, the goldens, whole
+# What only a real GPU can show, as one table, meant to take under five minutes: every op against the double-precision reference, the goldens, whole
 # trainings against the CPU's, compute-sanitizer, speed. What the machine lacks is "not available", and the rest goes on.
 #
 #   make CUDA=on build/release-on/bam build/release-on/bam_tests && scripts/gpu_check.sh [BUILD]

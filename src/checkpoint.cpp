@@ -337,7 +337,11 @@ RunLock::RunLock(const std::string& run_dir, double wait_seconds) {
     if (fd_ < 0) throw Error(kExitFailure, path + ": " + std::strerror(errno));
     const auto locked = [&] { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0; };
     bool mine = locked();
-    for (; !mine && errno == EWOULDBLOCK && wait_seconds > 0; mine = locked(), wait_seconds -= 0.05) ::usleep(50'000);
+    while (!mine && errno == EWOULDBLOCK && wait_seconds > 0) {
+        ::usleep(50'000);
+        wait_seconds -= 0.05;
+        mine = locked();
+    }
     if (!mine) {
         const int reason = errno;
         char holder[32] = {};

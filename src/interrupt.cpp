@@ -27,8 +27,8 @@ void catch_interrupts(bool restart) {
 bool has_parent() { return std::getenv(kParentVariable) != nullptr; }
 
 void follow_parent() {
-    if (!has_parent()) return;
     const char* parent = std::getenv(kParentVariable);
+    if (!parent) return;
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != std::atol(parent)) raise(SIGTERM);  // it died before
 }

@@ -137,7 +137,12 @@ TEST_F(CudaTrain, OtherCommandsGiveTheCpusResults) {
         std::vector<double> of_length;
         const json summary = json::parse(read_file(model + "/eval/perplexity.json"));
         EXPECT_EQ(summary.dump().find("\"cpu\"") == std::string::npos, device == "cuda") << summary;
-        for (const json& r : summary["results"]) of_length.push_back(r["nll"]);
+        const int64_t expected[][2] = {{16, 64}, {40, 40}};  // lengths and tokens, of 75
+        for (const json& r : summary["results"]) {
+            EXPECT_EQ(r["length"], expected[of_length.size() % 2][0]);
+            EXPECT_EQ(r["tokens"], expected[of_length.size() % 2][1]);
+            of_length.push_back(r["nll"]);
+        }
         return of_length;
     };
     const std::vector<double> cpu_nll = nll("cpu"), cuda_nll = nll("cuda");
