@@ -135,7 +135,7 @@ void CudaBackend::synchronize() { cuda_check(cudaStreamSynchronize(stream_), "cu
 
 // ---- matmul -------------------------------------------------------------------------------------------------------------
 
-WeightId CudaBackend::bind_weight(Tensor master, DType compute) { return matmul_.bind(master, compute); }
+WeightId CudaBackend::bind_weight(Tensor master, DType compute, bool keep_copies) { return matmul_.bind(master, compute, keep_copies); }
 
 void CudaBackend::refresh_weights() {
     Timed t(*this, "refresh_weights");

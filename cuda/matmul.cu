@@ -161,37 +161,41 @@ void CudaMatmul::multiply_plainly(const Product& p, void* c, const void* a, cons
 
 // ---- weights ------------------------------------------------------------------------------------------------------------
 
-int CudaMatmul::bind(Tensor master, DType compute) {
-    weights_.push_back({master, compute, {}});
-    convert(weights_.back());
+int CudaMatmul::bind(Tensor master, DType compute, bool keep_copy) {
+    weights_.push_back({master, compute, keep_copy && compute == DType::bf16, {}});
+    Weight& w = weights_.back();
+    if (w.keep_copy) convert(w, w.copy);
     return int(weights_.size()) - 1;
 }
 
 void CudaMatmul::refresh() {
-    for (Weight& w : weights_) convert(w);
+    for (Weight& w : weights_)
+        if (w.keep_copy) convert(w, w.copy);
 }
 
-void CudaMatmul::convert(Weight& w) {
-    if (w.compute == DType::f32) return;
+void CudaMatmul::convert(const Weight& w, DeviceBuffer& copy) {
     const int64_t n = w.master.numel();
-    launch(to_bf16_kernel, blocks_for(n, 256), 256, 0, stream_, w.copy.room<Bf16>(n), w.master.as<float>(), n);
+    launch(to_bf16_kernel, blocks_for(n, 256), 256, 0, stream_, copy.room<Bf16>(n), w.master.as<float>(), n);
 }
 
-const void* CudaMatmul::used(const Weight& w) const {
-    return w.compute == DType::f32 ? w.master.data : const_cast<Weight&>(w).copy.room<Bf16>(w.master.numel());
+const void* CudaMatmul::used(Weight& w) {
+    if (w.compute == DType::f32) return w.master.data;
+    DeviceBuffer& copy = w.keep_copy ? w.copy : made_copy_;
+    if (!w.keep_copy) convert(w, copy);
+    return copy.room<Bf16>(w.master.numel());
 }
 
 int64_t CudaMatmul::weight_bytes(int64_t out, int64_t in, DType compute) { return compute == DType::f32 ? 0 : out * in * 2; }
 
 // Row-major matrices are their transposes in cuBLASLt's column-major view.
 void CudaMatmul::forward(Tensor y, Tensor x, int id) {
-    const Weight& w = weights_[size_t(id)];
+    Weight& w = weights_[size_t(id)];
     const int64_t out = w.master.shape[0], in = w.master.shape[1], N = x.numel() / in;
     multiply({out, N, in, true, false, false, w.compute, y.dtype}, y.data, used(w), x.data);
 }
 
 void CudaMatmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
-    const Weight& w = weights_[size_t(id)];
+    Weight& w = weights_[size_t(id)];
     const int64_t out = w.master.shape[0], in = w.master.shape[1], N = dy.numel() / out;
     if (dx) multiply({in, N, out, false, false, false, w.compute, dx.dtype}, dx.data, used(w), dy.data);
     if (dw) multiply({in, out, N, false, true, true, w.compute, DType::f32}, dw.data, x.data, dy.data);

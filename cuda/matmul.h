@@ -19,7 +19,7 @@ public:
     CudaMatmul(const CudaMatmul&) = delete;
 
     static std::string version();
-    int bind(Tensor master, DType compute);
+    int bind(Tensor master, DType compute, bool keep_copy);
     void refresh();
     static int64_t weight_bytes(int64_t out, int64_t in, DType compute);
     void forward(Tensor y, Tensor x, int id);
@@ -30,6 +30,7 @@ private:
     struct Weight {
         Tensor master;
         DType compute;
+        bool keep_copy;
         DeviceBuffer copy;  // bf16 (out, in)
     };
     // Column-major C (m, n) {=, +=} op(A) (m, k) op(B) (k, n); leading dimensions are those of dense matrices.
@@ -43,12 +44,12 @@ private:
     void multiply(const Product& p, void* c, const void* a, const void* b);
     void multiply_plainly(const Product& p, void* c, const void* a, const void* b);
     const Plan& plan(const Product& p, const void* a, const void* b, const void* c);
-    const void* used(const Weight& w) const;
-    void convert(Weight& w);
+    const void* used(Weight& w);
+    void convert(const Weight& w, DeviceBuffer& copy);
 
     cudaStream_t stream_;
     cublasLtContext* handle_ = nullptr;
-    DeviceBuffer workspace_;
+    DeviceBuffer workspace_, made_copy_;
     std::vector<Weight> weights_;
     std::map<std::string, std::unique_ptr<Plan>> plans_;
 };

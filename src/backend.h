@@ -89,11 +89,12 @@ public:
     virtual void synchronize() = 0;
 
     // ---- weights and matmul -----------------------------------------------------------------------------------------
-    // Registers master (out, in) f32, which must outlive the backend's use of it. The backend keeps whatever copies it
-    // wants (bf16, transposed, packed; those for backward on first need); refresh_weights() remakes them after a change.
-    virtual WeightId bind_weight(Tensor master, DType compute) = 0;
+    // Registers master (out, in) f32, which must outlive the backend's use of it. With keep_copies the backend keeps
+    // whatever copies it wants (bf16, transposed, packed; those for backward on first need), and refresh_weights()
+    // remakes them after a change. Without, it makes them at each use: less memory, more time, the same results.
+    virtual WeightId bind_weight(Tensor master, DType compute, bool keep_copies) = 0;
     virtual void refresh_weights() = 0;
-    virtual int64_t weight_bytes(int64_t out, int64_t in, DType compute) const = 0;  // what bind_weight will keep
+    virtual int64_t weight_bytes(int64_t out, int64_t in, DType compute) const = 0;  // of the copies
     // y (N, out) = x (N, in) W^T; x in the compute dtype, y in it or f32.
     virtual void matmul_forward(Tensor y, Tensor x, WeightId w) = 0;
     // dx (N, in) = dy W, in compute dtype or f32, empty: not wanted; dw (out, in) f32 += dy^T x, empty: not wanted.

@@ -46,21 +46,24 @@ Batch random_batch(const Config& c, int B, uint64_t stream) {
     return make_batch(rows, B, c.train.seq_len, d);
 }
 
+// Of the median step.
 struct StepTimes {
-    double seconds = 0;  // median of the measured steps
+    double seconds = 0;
     std::map<std::string, double> by_op;
     int64_t memory = 0;
 };
 
 StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps) {
     Stepper stepper(device, c, compute);
-    std::vector<float> weights(stepper.model().table().total);
-    init_weights(stepper.model().table(), c.model, c.run.seed, weights.data());
-    stepper.model().upload_weights(weights.data());
+    Model& model = stepper.model();
+    HostRoom weights(device, model.weights());
+    init_weights(model.table(), c.model, c.run.seed, weights.data());
+    weights.upload();
+    model.weights_changed();
     const int64_t rows = c.train.rows_per_step(), M = c.train.micro_batch;
-    std::vector<double> seconds;
+    std::vector<StepTimes> measured;
     for (int s = 0; s <= steps; ++s) {  // the first warms up
-        if (s == 1) device.profile(true);
+        device.profile(true);
         const double begin = now();
         stepper.begin();
         for (int64_t row = 0; row < rows; row += M)
@@ -68,14 +71,12 @@ StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps)
         const Stepper::Result r = stepper.measure();
         stepper.apply(r, s + 1, 1.0);
         device.synchronize();
-        if (s > 0) seconds.push_back(now() - begin);
+        const double seconds = now() - begin;
+        if (s > 0) measured.push_back({seconds, device.profile_seconds()});
     }
-    StepTimes t;
-    t.by_op = device.profile_seconds();
     device.profile(false);
-    for (auto& [op, time] : t.by_op) time /= steps;
-    std::sort(seconds.begin(), seconds.end());
-    t.seconds = seconds[seconds.size() / 2];
+    std::sort(measured.begin(), measured.end(), [](const StepTimes& a, const StepTimes& b) { return a.seconds < b.seconds; });
+    StepTimes t = measured[measured.size() / 2];
     t.memory = device.used_memory();
     return t;
 }

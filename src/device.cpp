@@ -38,6 +38,19 @@ HostCopy::HostCopy(Backend& device, Tensor t) {
     }
 }
 
+HostRoom::HostRoom(Backend& device, Tensor t) : device_(device), tensor_(t) {
+    if (device.host_memory()) {
+        data_ = t.as<float>();
+    } else {
+        copy_.resize(t.numel());
+        data_ = copy_.data();
+    }
+}
+
+void HostRoom::upload() {
+    if (data_ != tensor_.data) device_.upload(tensor_, data_);
+}
+
 static std::string scaled(double x, double base, const char* const units[], int n) {
     int u = 0;
     while (x >= base && u + 1 < n) x /= base, ++u;

@@ -29,6 +29,21 @@ private:
     float* data_;
 };
 
+// Where the host writes a tensor's values: the tensor's own memory if the host reaches it, else a copy that upload()
+// brings there.
+class HostRoom {
+public:
+    HostRoom(Backend& device, Tensor t);
+    float* data() { return data_; }
+    void upload();
+
+private:
+    Backend& device_;
+    Tensor tensor_;
+    std::vector<float> copy_;
+    float* data_;
+};
+
 std::string human_bytes(double bytes);  // "5.1 GiB"
 std::string human_count(double n);      // "121 M"
 std::string human_flops(double rate);   // "162 GFLOP/s"

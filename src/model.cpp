@@ -113,7 +113,7 @@ int64_t Model::activation_bytes(const ModelConfig& c, DType compute, int B, int 
 
 // ---- weights and tables ---------------------------------------------------------------------------------------------
 
-Model::Model(Backend& device, const ModelConfig& config, DType compute)
+Model::Model(Backend& device, const ModelConfig& config, DType compute, bool keep_copies)
     : device_(device),
       config_(config),
       table_(make_parameter_table(config)),
@@ -124,7 +124,7 @@ Model::Model(Backend& device, const ModelConfig& config, DType compute)
     const int64_t C = config.dim, F = config.ffn_hidden;
     auto bind = [&](const std::string& first, int64_t out, int64_t in) {
         Tensor w = part(weights_, first);
-        return device_.bind_weight(Tensor(w.data, DType::f32, {out, in}), compute);
+        return device_.bind_weight(Tensor(w.data, DType::f32, {out, in}), compute, keep_copies);
     };
     for (int l = 0; l < config.n_layers; ++l) {
         Layer w;

@@ -43,8 +43,9 @@ Keep keep_for(const std::string& recompute);  // "none" | "attention" | "block"
 
 class Model {
 public:
-    // compute: dtype of matrices and activations. Weights are uninitialised until upload_weights().
-    Model(Backend& device, const ModelConfig& config, DType compute);
+    // compute: dtype of matrices and activations; keep_copies: Backend::bind_weight. Weights are uninitialised until
+    // upload_weights().
+    Model(Backend& device, const ModelConfig& config, DType compute, bool keep_copies = true);
     ~Model();
 
     Backend& device() { return device_; }

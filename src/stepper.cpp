@@ -3,11 +3,14 @@
 #include <cmath>
 
 #include "optimizer.h"
+#include "plan.h"
 
 namespace bam {
 
 Stepper::Stepper(Backend& device, const Config& config, DType compute)
-    : config_(config), model_(device, config.model, compute) {
+    : config_(config),
+      model_(device, config.model, compute,
+             plan_memory(config, device, compute, config.train.micro_batch).keeps_copies) {
     const int64_t trained = model_.table().trained, targets = config.train.rows_per_step() * config.train.seq_len;
     memory_ = make_arena(device, [&](Arena& a) {
         grads_ = a.take(DType::f32, {trained});

@@ -99,24 +99,26 @@ Trainer::Trainer(const TrainOptions& o, Config config, Start start, std::unique_
 
 // Weights and moments: from the checkpoint, from model.init_from, or by the seed.
 void Trainer::load_start() {
-    const ParameterTable& t = stepper_.model().table();
-    std::vector<float> weights(t.total);
+    Model& model = stepper_.model();
+    const ParameterTable& t = model.table();
+    HostRoom weights(*device_, model.weights());
     const uint64_t fingerprint = data_.train->fingerprint();
     if (!start_.checkpoint.empty()) {
         if (state_.data_fingerprint != fingerprint && !options_.force_resume)
             throw Error(kExitUsage, run_dir_ + ": cannot resume: data.train: the shards are not those of the checkpoint "
                                                "(names, sizes or contents changed); --force-resume goes on all the same");
-        std::vector<float> m(t.trained), v(t.trained);
+        HostRoom m(*device_, stepper_.first_moments()), v(*device_, stepper_.second_moments());
         read_checkpoint(start_.checkpoint, {&t, weights.data(), m.data(), v.data()});
-        device_->upload(stepper_.first_moments(), m.data());
-        device_->upload(stepper_.second_moments(), v.data());
+        m.upload();
+        v.upload();
         saved_step_ = state_.step;
     } else if (!config_.model.init_from.empty()) {
         read_weights(find_model(config_.model.init_from), t, weights.data());
     } else {
         init_weights(t, config_.model, config_.run.seed, weights.data());
     }
-    stepper_.model().upload_weights(weights.data());
+    weights.upload();
+    model.weights_changed();
     state_.data_fingerprint = fingerprint;
     first_step_ = state_.step;
 }
@@ -349,9 +351,9 @@ void print_plan(const Config& c, const Backend& device, DType compute, const Dat
                 c.model.head_dim(), c.model.ffn_hidden, c.model.vocab_size);
     std::printf("parameters   %lld (%s), %lld of them trained\n", (long long)t.total, human_count(double(t.total)).c_str(),
                 (long long)t.trained);
-    std::printf("memory       %s: weights %s, copies %s, gradients %s, moments %s, activations %s, tables %s; %s has %s\n",
+    std::printf("memory       %s: weights %s, copies %s%s, gradients %s, moments %s, activations %s, tables %s; %s has %s\n",
                 human_bytes(double(p.total())).c_str(), human_bytes(double(p.weights)).c_str(),
-                human_bytes(double(p.copies)).c_str(), human_bytes(double(p.gradients)).c_str(),
+                human_bytes(double(p.copies)).c_str(), p.keeps_copies ? "" : " (made at each use)", human_bytes(double(p.gradients)).c_str(),
                 human_bytes(double(p.moments)).c_str(), human_bytes(double(p.activations)).c_str(),
                 human_bytes(double(p.tables)).c_str(), device.name().c_str(), human_bytes(double(device.total_memory())).c_str());
     std::printf("step         %lld rows of %d = %lld tokens, in micro-batches of %d rows, %s\n",

@@ -164,7 +164,7 @@ TEST_F(CudaOffsets, OptimizerAndWeights) {
     const Tensor master = p.view({kRows, kWidth});
     const Doubles last = random(kWidth, 1);
     put(master, kRows - 1, last);
-    const WeightId w = device->bind_weight(master, DType::bf16);
+    const WeightId w = device->bind_weight(master, DType::bf16, true);
     (void)w;  // converted: what nothing can read but a product too large to emulate
 }
 

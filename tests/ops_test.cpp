@@ -192,12 +192,12 @@ TEST_P(CpuOps, MatmulIsNeverAReferenceImplementation) {
 
 TEST_P(Ops, MatmulAndItsGradients) {
     const int64_t shapes[][3] = {{1, 1, 1}, {29, 51, 36}, {3, 257, 12}, {1, 64, 129}, {130, 96, 48}, {65, 1, 7}};
-    for (DType t : kFloats)
+    for (auto [t, keep] : {std::pair(DType::f32, true), {DType::f32, false}, {DType::bf16, true}, {DType::bf16, false}})
         for (const auto& [N, out, in] : shapes) {
             Array w = normals(DType::f32, {out, in}, 1, 1), x = normals(t, {N, in}, 1, 2),
                   dy = normals(t, {N, out}, 1, 3);
             const Array w_used(t, {out, in}, w.values());
-            const WeightId id = device.bind_weight(w, t);
+            const WeightId id = device.bind_weight(w, t, keep);
             const std::string what = std::to_string(N) + "x" + std::to_string(out) + "x" + std::to_string(in);
             const Doubles want = reference::matmul(x.values(), w_used.values(), N, out, in);
             for (DType result : {t, DType::f32}) {
@@ -224,17 +224,20 @@ TEST_P(Ops, RefreshedWeightsAreUsedByBothDirections) {
         Array& w = masters[t == DType::bf16] = normals(DType::f32, {24, 16}, 1, 1);
         Array x = normals(t, {5, 16}, 1, 2), dy = normals(t, {5, 24}, 1, 3);
         Array y(t, {5, 24}), dx(t, {5, 16});
-        const WeightId id = device.bind_weight(w, t);
+        const WeightId id = device.bind_weight(w, t, true), made = device.bind_weight(w, t, false);
         device.matmul_backward(dx, {}, dy, x, id);
+        device.matmul_backward(dx, {}, dy, x, made);
         const Array other = normals(DType::f32, {24, 16}, 1, 9);
         std::memcpy(w.memory.data(), other.memory.data(), 24 * 16 * 4);
         device.refresh_weights();
         const Doubles used = Array(t, {24, 16}, other.values()).values();
-        device.matmul_forward(y, x, id);
-        device.matmul_backward(dx, {}, dy, x, id);
-        expect_near(y.values(), reference::matmul(x.values(), used, 5, 24, 16), t, "y");
-        expect_near(dx.values(), reference::matmul(dy.values(), reference::transposed(used, 24, 16), 5, 16, 24), t,
-                    "dx");
+        for (WeightId w : {id, made}) {
+            device.matmul_forward(y, x, w);
+            device.matmul_backward(dx, {}, dy, x, w);
+            expect_near(y.values(), reference::matmul(x.values(), used, 5, 24, 16), t, "y");
+            expect_near(dx.values(), reference::matmul(dy.values(), reference::transposed(used, 24, 16), 5, 16, 24), t,
+                        "dx");
+        }
     }
 }
 

@@ -97,11 +97,11 @@ void ThroughDevice::zero(Tensor x) {
     c.finish();
 }
 
-WeightId ThroughDevice::bind_weight(Tensor master, DType compute) {
+WeightId ThroughDevice::bind_weight(Tensor master, DType compute, bool keep_copies) {
     Tensor d = master;
     d.data = device_->allocate(master.bytes());
     device_->upload(d, master.data);
-    const WeightId id = device_->bind_weight(d, compute);
+    const WeightId id = device_->bind_weight(d, compute, keep_copies);
     masters_[id] = {master, d, false};
     return id;
 }

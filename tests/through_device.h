@@ -27,7 +27,7 @@ public:
     void zero(Tensor x) override;
     void synchronize() override { device_->synchronize(); }
 
-    WeightId bind_weight(Tensor master, DType compute) override;
+    WeightId bind_weight(Tensor master, DType compute, bool keep_copies) override;
     void refresh_weights() override;
     int64_t weight_bytes(int64_t out, int64_t in, DType compute) const override { return device_->weight_bytes(out, in, compute); }
     void matmul_forward(Tensor y, Tensor x, WeightId w) override;

@@ -101,9 +101,9 @@ void CpuBackend::zero(Tensor x) {
 // ---- matmul
 // -----------------------------------------------------------------------------------------------------------
 
-WeightId CpuBackend::bind_weight(Tensor master, DType compute) {
+WeightId CpuBackend::bind_weight(Tensor master, DType compute, bool keep_copies) {
     Timed t(*this, "refresh_weights");
-    return matmul_.bind(master, compute);
+    return matmul_.bind(master, compute, keep_copies);
 }
 
 void CpuBackend::refresh_weights() {
@@ -112,7 +112,7 @@ void CpuBackend::refresh_weights() {
 }
 
 int64_t CpuBackend::weight_bytes(int64_t out, int64_t in, DType compute) const {
-    return Matmul::weight_bytes(out, in, compute);
+    return matmul_.weight_bytes(out, in, compute);
 }
 
 void CpuBackend::matmul_forward(Tensor y, Tensor x, WeightId w) {

@@ -61,13 +61,17 @@ struct Form {
     bool wanted = false;
 };
 
+// Packed (in, out) and (out, in). In fp32 forward multiplies by the master, or by `rounded`.
+struct Copies {
+    Form forward = {}, backward = {};
+    Buffer rounded = {};  // where bf16 is refused: the master rounded to bf16, fp32
+};
+
 struct Weight {
     Tensor master;  // (out, in) f32
     DType compute;
-    // Packed (in, out) and (out, in); the latter on first need. In fp32 forward multiplies by the master, or by
-    // `rounded`.
-    Form forward = {}, backward = {};
-    Buffer rounded = {};  // where bf16 is refused: the master rounded to bf16, fp32
+    bool keep;
+    Copies kept = {};
 };
 
 }  // namespace
@@ -87,6 +91,7 @@ struct Matmul::Impl {
     std::deque<Weight> weights;
     Buffer scratchpad, repacked, wide_dy, wide_x, wide_c, transposed;
     Form x_packed;
+    Copies made;  // of a weight that keeps none, until the next use of one
     bool bf16_works = true, fast_bf16;
 
     Impl(const Kernels& k, int threads) : kernels(k), threads(threads) {
@@ -186,10 +191,10 @@ struct Matmul::Impl {
         return y;
     }
 
-    // Both forms of w in bf16 in one pass over the master, a part of kPackN rows of it at a time.
-    void pack_both(Weight& w) {
-        const float* x = w.master.as<float>();
-        const int64_t out = w.master.shape[0], in = w.master.shape[1];
+    // The wanted forms in bf16 in one pass over the master, a part of kPackN rows of it at a time.
+    void pack_both(Copies& w, Tensor master) {
+        const float* x = master.as<float>();
+        const int64_t out = master.shape[0], in = master.shape[1];
         const bool far = 2 * out * in > kFarBytes;
         constexpr int64_t kColumns = 4 * kPackN;
         const int64_t rows = (out + kPackN - 1) / kPackN, steps = (in + kColumns - 1) / kColumns;
@@ -206,25 +211,43 @@ struct Matmul::Impl {
         });
     }
 
-    // Makes again what is kept of w.
-    void refresh(Weight& w) {
-        const int64_t n = w.master.numel(), out = w.master.shape[0], in = w.master.shape[1];
-        const float* source = w.master.as<float>();
-        const DType compute = bf16_works ? w.compute : DType::f32;
-        if (compute != w.compute) {
+    bool refuses(DType compute) const { return compute == DType::bf16 && !bf16_works; }
+
+    // Makes the wanted copies of the master.
+    void fill(Copies& w, Tensor master, DType compute) {
+        const int64_t n = master.numel(), out = master.shape[0], in = master.shape[1];
+        const float* source = master.as<float>();
+        if (refuses(compute)) {
             float* to = w.rounded.room<float>(n);
             for_ranges(threads, n, 1 << 14,
                        [&](int64_t b, int64_t e) { kernels.round_to_bf16(to + b, source + b, e - b); });
-            source = to;
+            source = to, compute = DType::f32;
         }
         const bool blocks = (!w.forward.wanted || reserve(w.forward, in, out, compute)) &
                             (!w.backward.wanted || reserve(w.backward, out, in, compute));
-        if (blocks) return pack_both(w);
+        if (blocks) return pack_both(w, master);
         auto fill = [&](Form& f, int64_t K, int64_t N, Layout layout) {
             if (f.wanted) reorder(f.desc, f.data.get<void>(), describe(K, N, DType::f32, layout), source);
         };
         fill(w.forward, in, out, Layout::transposed);
         fill(w.backward, out, in, Layout::rows);
+    }
+
+    bool packs_forward(const Weight& w) const { return w.compute == DType::bf16 && bf16_works; }
+
+    // The copies that one direction multiplies by.
+    const Copies& copies(Weight& w, bool backward) {
+        if (!w.keep) {
+            made.forward.wanted = !backward && packs_forward(w);
+            made.backward.wanted = backward;
+            fill(made, w.master, w.compute);
+            return made;
+        }
+        if (backward && !w.kept.backward.wanted) {
+            w.kept.backward.wanted = true;
+            fill(w.kept, w.master, w.compute);
+        }
+        return w.kept;
     }
 
     // ---- products where bf16 is refused
@@ -260,49 +283,51 @@ std::string Matmul::version() {
     return std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
 }
 
-int Matmul::bind(Tensor master, DType compute) {
+int Matmul::bind(Tensor master, DType compute, bool keep_copies) {
     Weight& w = impl_->weights.emplace_back();
-    w.master = master, w.compute = compute;
-    w.forward.wanted = compute == DType::bf16 && impl_->bf16_works;
-    impl_->refresh(w);
+    w.master = master, w.compute = compute, w.keep = keep_copies;
+    w.kept.forward.wanted = impl_->packs_forward(w);
+    if (w.keep) impl_->fill(w.kept, master, compute);
     return int(impl_->weights.size()) - 1;
 }
 
 void Matmul::refresh() {
-    for (Weight& w : impl_->weights) impl_->refresh(w);
+    for (Weight& w : impl_->weights)
+        if (w.keep) impl_->fill(w.kept, w.master, w.compute);
 }
 
-int64_t Matmul::weight_bytes(int64_t out, int64_t in, DType compute) {
+int64_t Matmul::weight_bytes(int64_t out, int64_t in, DType compute) const {
     const int64_t n = round_up(out, kPackN) * round_up(in, kPackN);
-    return compute == DType::f32 ? 4 * n : 2 * 2 * n;
+    if (impl_->refuses(compute)) return (4 + 4) * n;
+    return compute == DType::f32 ? 4 * n : (2 + 2) * n;
 }
 
 void Matmul::forward(Tensor y, Tensor x, int id) {
     Impl& m = *impl_;
-    const Weight& w = m.weights[id];
+    Weight& w = m.weights[id];
     const int64_t out = w.master.shape[0], in = w.master.shape[1];
     Shape s{x.numel() / in, out, in, w.compute, y.dtype, Layout::rows, Layout::packed, false};
-    if (w.forward.wanted) return m.multiply(s, y.data, x.data, w.forward);
+    if (m.packs_forward(w)) return m.multiply(s, y.data, x.data, m.copies(w, false).forward);
     s.b = Layout::transposed;
     if (w.compute == DType::f32)
         m.multiply(s, y.data, x.data, w.master.data);
     else
-        m.multiply_fp32(s, y, m.as_fp32(x, m.wide_x), w.rounded.get<const void>());
+        m.multiply_fp32(s, y, m.as_fp32(x, m.wide_x), m.copies(w, false).rounded.get<const void>());
 }
 
 void Matmul::backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int id) {
     Impl& m = *impl_;
     Weight& w = m.weights[id];
     const int64_t out = w.master.shape[0], in = w.master.shape[1], N = dy.numel() / out;
-    const bool as_asked = w.compute == DType::f32 || m.bf16_works;
+    const bool as_asked = !m.refuses(w.compute);
     const void* wide_dy = as_asked ? nullptr : m.as_fp32(dy, m.wide_dy);
     if (dx) {
-        if (!w.backward.wanted) w.backward.wanted = true, m.refresh(w);
+        const Form& w_packed = m.copies(w, true).backward;
         const Shape s{N, in, out, w.compute, dx.dtype, Layout::rows, Layout::packed, false};
         if (as_asked)
-            m.multiply(s, dx.data, dy.data, w.backward);
+            m.multiply(s, dx.data, dy.data, w_packed);
         else
-            m.multiply_fp32(s, dx, wide_dy, w.backward);
+            m.multiply_fp32(s, dx, wide_dy, w_packed);
     }
     if (!dw) return;
     Shape s{out, in, N, w.compute, DType::f32, Layout::transposed, Layout::rows, true};

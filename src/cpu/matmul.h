@@ -14,9 +14,9 @@ public:
     Matmul(const Kernels& kernels, int threads);
     ~Matmul();
 
-    int bind(Tensor master, DType compute);
+    int bind(Tensor master, DType compute, bool keep_copies);
     void refresh();
-    static int64_t weight_bytes(int64_t out, int64_t in, DType compute);
+    int64_t weight_bytes(int64_t out, int64_t in, DType compute) const;  // of the copies
     void forward(Tensor y, Tensor x, int w);                          // y = x W^T
     void backward(Tensor dx, Tensor dw, Tensor dy, Tensor x, int w);  // dx = dy W, dw += dy^T x
 

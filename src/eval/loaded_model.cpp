@@ -76,10 +76,11 @@ void check_memory(const LoadedModel& m, int rows, int64_t capacity, const std::s
 
 void load(LoadedModel& m) {
     m.model = std::make_unique<Model>(*m.device, m.files.config, m.dtype);
-    std::vector<float> weights(m.model->table().total);
+    HostRoom weights(*m.device, m.model->weights());
     read_weights(m.files.path, m.model->table(), weights.data());
-    m.weights_hash = XXH64(weights.data(), weights.size() * sizeof(float), 0);
-    m.model->upload_weights(weights.data());
+    m.weights_hash = XXH64(weights.data(), size_t(m.model->table().total) * sizeof(float), 0);
+    weights.upload();
+    m.model->weights_changed();
 }
 
 }  // namespace bam

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "device.h"
+#include "plan.h"
 
 namespace bam {
 
@@ -17,11 +18,9 @@ static int64_t cache_capacity(int rows, int64_t capacity, int chunk) {
 }
 
 SessionMemory plan_session(const ModelConfig& m, const Backend& device, DType compute, int rows, int64_t capacity, int chunk) {
-    const int64_t C = m.dim, F = m.ffn_hidden, T = chunk_tokens(rows, chunk), S = cache_capacity(rows, capacity, chunk);
+    const int64_t T = chunk_tokens(rows, chunk), S = cache_capacity(rows, capacity, chunk);
     SessionMemory p;
-    p.weights = 4 * make_parameter_table(m).total + device.weight_bytes(m.vocab_size, C, compute) +
-                m.n_layers * (device.weight_bytes(m.qkv_dim(), C, compute) + device.weight_bytes(C, C, compute) +
-                              device.weight_bytes(2 * F, C, compute) + device.weight_bytes(C, F, compute));
+    p.weights = 4 * make_parameter_table(m).total + copy_bytes(m, device, compute, true);
     p.cache = Model::cache_bytes(m, rows, S, compute);
     p.activations = Model::activation_bytes(m, compute, rows, int(T), Keep::nothing);
     if (has_prior(m.position.encoding))
