@@ -183,8 +183,11 @@ class Worker:
         self.peak_bytes = 0
 
     def ask(self, command, argument, limit=None):
-        self.process.stdin.write(json.dumps([command, argument]) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps([command, argument]) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has died: why is said below
         if not select.select([self.process.stdout], [], [], limit)[0]:
             raise Failed(f"no answer within {limit} s")
         line = self.process.stdout.readline()
@@ -246,8 +249,14 @@ def compare(arguments, variant, dtype):
             rates["bam"].append(report["tok_per_s"])
             utilization.append(report["utilization"])
             peaks["bam"] = report["peak_bytes"]
-            for mode, w in workers.items():
-                seconds = w.ask("steps", arguments.steps + (number == 0))["seconds"][-arguments.steps:]
+            for mode, w in list(workers.items()):
+                try:
+                    seconds = w.ask("steps", arguments.steps + (number == 0))["seconds"][-arguments.steps:]
+                except Failed as e:
+                    notes[mode] = f"round {number + 1}: {e}"
+                    rates[mode] = []  # it is compared in all rounds or in none
+                    workers.pop(mode).close()
+                    continue
                 rates[mode].append(arguments.tokens / statistics.median(seconds))
                 peaks[mode] = w.peak_bytes
             for mode, rate in slow.items():
