@@ -76,7 +76,7 @@ core  := $(filter-out $(O)/src/main.o,$(objs))
 tests := $(call objects,$(test_sources))
 # The emulation's own tests and those of single ops, without the rest of the program: quick to build under a sanitizer.
 emulation_tests := $(call objects,$(filter-out tests/cuda_train_test.cpp,$(cuda_tests)) \
-                   $(addprefix tests/,ops_test.cpp ops_reference.cpp subjects.cpp test_support.cpp through_device.cpp tiles_emulated.cpp) \
+                   $(addprefix tests/,ops_test.cpp ops_reference.cpp subjects.cpp test_support.cpp through_device.cpp amx_base.cpp amx_emulated.cpp) \
                    src/position.cpp src/device.cpp $(wildcard src/cpu/*.cpp)) $(isa_objs) $(cuda_objs)
 
 Q := $(if $(VERBOSE),,@)
@@ -132,6 +132,7 @@ $(O)/src/cpu/isa/%.$(1).o: src/cpu/isa/%.cpp
 	$(Q)$$(CXX) $$(plain_flags) $$(isa.$(1)) -DBAM_ISA=$(1) -MMD -MP -c $$< -o $$@
 endef
 $(foreach i,$(isas),$(eval $(call isa_rule,$i)))
+$(O)/tests/amx_base.o: plain_flags += $(if $(filter amx,$(isas)),-mamx-tile -mamx-bf16)
 
 -include $(objs:.o=.d) $(tests:.o=.d)
 
@@ -144,6 +145,16 @@ test: deps ## install what is missing, build, and run all tests
 check: $(B)/bam build/bam $(B)/bam_tests ## build and run the tests in this MODE
 	$(Q)OMP_WAIT_POLICY=passive BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests
 
+# With the limits that oneDNN would meet there.
+whole_models := *GoldenTest.Product*:*GoldenTest.Score*:ProductGradients*:Invariance*:Session*
+check-isa: $(B)/bam $(B)/bam_tests ## test whole models on each instruction set of this machine, and on AMX, emulated where it is not
+	$(Q)export BAM=$(CURDIR)/$(B)/bam OMP_WAIT_POLICY=passive; \
+	for i in base:SSE41 avx2:AVX2 avx512:AVX512_CORE avx512bf16:AVX512_CORE_BF16; do \
+	    export BAM_ISA=$${i%:*} ONEDNN_MAX_CPU_ISA=$${i#*:}; \
+	    ! $$BAM info >/dev/null 2>&1 || { echo "== $$BAM_ISA" && $(B)/bam_tests --gtest_filter='$(whole_models)'; } || exit 1; \
+	done; unset BAM_ISA ONEDNN_MAX_CPU_ISA; \
+	! BAM_ISA=avx512bf16 $$BAM info >/dev/null 2>&1 || { echo "== amx" && BAM_TEST_DEVICE=amx $(B)/bam_tests --gtest_filter='$(whole_models)-*Score*'; }
+
 # Whole models under sanitizers would take too long: single ops are enough there.
 check-cuda: ## build with CUDA=emu and run the tests of CUDA on the CPU, in this MODE
 	$(Q)$(MAKE) --no-print-directory CUDA=emu check-emulation
@@ -151,7 +162,7 @@ check-cuda: ## build with CUDA=emu and run the tests of CUDA on the CPU, in this
 check-emulation: $(if $(filter release,$(MODE)),$(B)/bam $(B)/bam_tests,$(B)/emulation_tests)
 ifeq ($(MODE),release)
 	$(Q)BAM=$(CURDIR)/$(B)/bam $(B)/bam_tests --gtest_filter='*Cuda*:*cuda_*'
-	$(Q)BAM=$(CURDIR)/$(B)/bam BAM_TEST_DEVICE=cuda $(B)/bam_tests --gtest_filter='*GoldenTest.Product*:*GoldenTest.Score*:ProductGradients*:Invariance*:Session*'
+	$(Q)BAM=$(CURDIR)/$(B)/bam BAM_TEST_DEVICE=cuda $(B)/bam_tests --gtest_filter='$(whole_models)'
 else
 	$(Q)$(B)/emulation_tests --gtest_filter='*Cuda*:*cuda_*'
 endif
@@ -205,4 +216,4 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z_.-]+:.*## /{printf "  make %-22s %s\n",$$1,$$2}' $(MAKEFILE_LIST)
 	@echo '  variables: MODE=$(MODE) CUDA=$(CUDA) PREFIX=$(PREFIX) VERBOSE=$(VERBOSE) CXX=$(CXX)'
 
-.PHONY: all deps test check check-cuda check-emulation train-text demo compare install uninstall format clean help
+.PHONY: all deps test check check-isa check-cuda check-emulation train-text demo compare install uninstall format clean help

@@ -4,7 +4,7 @@
 // padded with zeros.
 #pragma once
 #include "cpu/isa/vec.h"
-#if defined(__AMX_BF16__) || defined(BAM_EMULATE_TILES)
+#if defined(__AMX_BF16__)
 #define BAM_TILES
 #include "cpu/isa/tiles.h"
 #endif

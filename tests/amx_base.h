@@ -3,6 +3,6 @@
 
 namespace bam::test {
 
-const Kernels& tiles_emulated_kernels();
+const Kernels* amx_base_kernels();  // null where there can be no AMX
 
 }  // namespace bam::test
