@@ -23,7 +23,9 @@ double now() {
 }
 
 Config bench_config(const BenchOptions& o) {
-    const json j = {{"model", {{"preset", o.preset}, {"vocab_size", o.vocab_size}}},
+    json model = {{"preset", o.preset}, {"vocab_size", o.vocab_size}};
+    if (o.layers > 0) model["n_layers"] = o.layers;
+    const json j = {{"model", model},
                     {"data", {{"train", {"random tokens"}}}},
                     {"run", {{"dtype", o.dtype}, {"device", o.device}, {"threads", o.threads}}},
                     {"train",
@@ -46,12 +48,17 @@ Batch random_batch(const Config& c, int B, uint64_t stream) {
     return make_batch(rows, B, c.train.seq_len, d);
 }
 
-// Of the median step.
 struct StepTimes {
-    double seconds = 0;
-    std::map<std::string, double> by_op;
+    double seconds = 0;                   // of the median step
+    std::map<std::string, double> by_op;  // of the same step
+    std::map<std::string, double> op_medians;
     int64_t memory = 0;
 };
+
+double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    return x[x.size() / 2];
+}
 
 StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps) {
     Stepper stepper(device, c, compute);
@@ -72,11 +79,16 @@ StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps)
         stepper.apply(r, s + 1, 1.0);
         device.synchronize();
         const double seconds = now() - begin;
-        if (s > 0) measured.push_back({seconds, device.profile_seconds()});
+        if (s > 0) measured.push_back({seconds, device.profile_seconds(), {}, 0});
     }
     device.profile(false);
     std::sort(measured.begin(), measured.end(), [](const StepTimes& a, const StepTimes& b) { return a.seconds < b.seconds; });
     StepTimes t = measured[measured.size() / 2];
+    for (const auto& [op, _] : t.by_op) {
+        std::vector<double> times;
+        for (StepTimes& m : measured) times.push_back(m.by_op[op]);
+        t.op_medians[op] = median(times);
+    }
     t.memory = device.used_memory();
     return t;
 }
@@ -185,7 +197,7 @@ int bench_ops(const BenchOptions& o) {
     const StepTimes t = time_steps(*device, c, compute, o.steps);
     const std::map<std::string, Floor> floors = step_floors(c, compute);
     json rows = json::array();
-    for (const auto& [op, seconds] : t.by_op) {
+    for (const auto& [op, seconds] : t.op_medians) {
         const auto f = floors.find(op);
         const double floor = f == floors.end() ? 0 : std::max(f->second.flops / gemm, f->second.bytes / bandwidth);
         rows.push_back({{"op", op}, {"seconds", seconds}, {"floor_seconds", floor}, {"ratio", floor > 0 ? json(seconds / floor) : json()}});
@@ -203,6 +215,50 @@ int bench_ops(const BenchOptions& o) {
         std::printf("  %-22s %10.2f %10.2f %8s\n", r["op"].get<std::string>().c_str(), 1e3 * r["seconds"].get<double>(),
                     1e3 * r["floor_seconds"].get<double>(),
                     r["ratio"].is_null() ? "-" : std::to_string(r["ratio"].get<double>()).substr(0, 5).c_str());
+    return kExitDone;
+}
+
+int bench_attention(const BenchOptions& options, std::vector<std::string> variants, const std::vector<int>& lengths) {
+    if (variants == std::vector<std::string>{"all"}) variants = variant_names();
+    std::vector<Config> configs;
+    for (int T : lengths)
+        for (const std::string& pe : variants) {
+            BenchOptions o = options;
+            o.seq_len = T, o.pe = pe, o.tokens = std::max<int64_t>(o.tokens, T), o.layers = 1, o.vocab_size = 257;
+            configs.push_back(bench_config(o));
+        }
+    auto device = open_device(options.device, options.threads);
+    const DType compute = choose_dtype(options.dtype, *device);
+    const double gemm = device->measure_gemm(compute);
+    json rows = json::array();
+    for (Config& c : configs) {
+        resolve(c, *device);
+        const std::map<std::string, double> t = time_steps(*device, c, compute, options.steps).op_medians;
+        const std::map<std::string, Floor> floors = step_floors(c, compute);
+        json row = {{"encoding", variant_of(c.model.position)}, {"seq_len", c.train.seq_len}, {"tokens", c.train.tokens_per_step}};
+        for (const char* pass : {"forward", "backward"}) {
+            const std::string op = std::string("attention_") + pass;
+            const double rate = floors.at(op).flops / t.at(op);
+            row[pass] = {{"seconds", t.at(op)}, {"flops_per_s", rate}, {"utilization", rate / gemm}};
+        }
+        double encoding = 0;
+        for (const char* op : {"rope_forward", "rope_backward", "prior_tables"}) encoding += t.count(op) ? t.at(op) : 0;
+        row["encoding_seconds"] = encoding;
+        rows.push_back(row);
+    }
+    if (options.json) {
+        const json j = {{"model", options.preset}, {"dtype", name_of(compute)}, {"gemm_flops_per_s", gemm}, {"attention", rows}};
+        std::printf("%s\n", j.dump(2).c_str());
+        return kExitDone;
+    }
+    std::printf("one layer of %s %s on %s: GEMM %s; FLOPs of the causal half; rotations and tables of the encoding beside them\n",
+                options.preset.c_str(), name_of(compute), device->name().c_str(), human_flops(gemm).c_str());
+    std::printf("  %-18s %8s %8s %12s %8s %12s %8s %12s\n", "encoding", "T", "tokens", "forward ms", "of GEMM", "backward ms", "of GEMM", "encoding ms");
+    for (const json& r : rows)
+        std::printf("  %-18s %8d %8d %12.2f %7.1f%% %12.2f %7.1f%% %12.2f\n", r["encoding"].get<std::string>().c_str(), r["seq_len"].get<int>(),
+                    r["tokens"].get<int>(), 1e3 * r["forward"]["seconds"].get<double>(), 100 * r["forward"]["utilization"].get<double>(),
+                    1e3 * r["backward"]["seconds"].get<double>(), 100 * r["backward"]["utilization"].get<double>(),
+                    1e3 * r["encoding_seconds"].get<double>());
     return kExitDone;
 }
 

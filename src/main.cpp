@@ -161,22 +161,31 @@ void add_bench(CLI::App& app, Action& action) {
     auto o = std::make_shared<BenchOptions>();
     CLI::App* train = cmd->add_subcommand("train", "Whole training steps on random tokens: tok/s, utilization, time by op");
     CLI::App* ops = cmd->add_subcommand("ops", "Each op alone at the model's shapes, against its floor");
+    CLI::App* attention = cmd->add_subcommand("attention", "Attention of one layer, forward and backward: encodings and lengths side by side");
     for (CLI::App* c : {train, ops}) {
-        c->add_option("--model", o->preset, "preset: nano, l6, l8, l12, l15, l18, l24")->capture_default_str();
         c->add_option("--pe", o->pe, kVariantHelp)->capture_default_str();
         c->add_option("--vocab-size", o->vocab_size, "ids")->check(CLI::PositiveNumber)->capture_default_str();
         c->add_option("--seq-len", o->seq_len, "tokens a row")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--layers", o->layers, "layers, 0: the preset's")->check(CLI::NonNegativeNumber)->capture_default_str();
+        c->add_option("--micro-batch", o->micro_batch, "rows at a time, 0: chosen")->check(CLI::NonNegativeNumber)->capture_default_str();
+        c->add_option("--recompute", o->recompute, "none, attention or block")->capture_default_str();
+    }
+    auto variants = std::make_shared<std::vector<std::string>>(std::vector<std::string>{"all"});
+    auto lengths = std::make_shared<std::vector<int>>(std::vector<int>{512, 2048});
+    attention->add_option("--pe", *variants, "\"all\", or encodings separated by commas")->delimiter(',')->capture_default_str();
+    attention->add_option("--seq-len", *lengths, "tokens a row, several with commas")->delimiter(',')->check(CLI::PositiveNumber)->capture_default_str();
+    for (CLI::App* c : {train, ops, attention}) {
+        c->add_option("--model", o->preset, "preset: nano, l6, l8, l12, l15, l18, l24")->capture_default_str();
         c->add_option("--tokens", o->tokens, "tokens a step")->check(CLI::PositiveNumber)->capture_default_str();
-        c->add_option("--micro-batch", o->micro_batch, "rows at a time, 0: chosen")->capture_default_str();
         c->add_option("--steps", o->steps, "steps measured, after one to warm up")->check(CLI::PositiveNumber)->capture_default_str();
         c->add_option("--dtype", o->dtype, "auto, fp32 or bf16")->capture_default_str();
         c->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
-        c->add_option("--threads", o->threads, "0: all")->capture_default_str();
-        c->add_option("--recompute", o->recompute, "none, attention or block")->capture_default_str();
+        c->add_option("--threads", o->threads, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
         c->add_flag("--json", o->json, "as JSON");
     }
     train->callback([o, &action] { action = [o] { return bench_train(*o); }; });
     ops->callback([o, &action] { action = [o] { return bench_ops(*o); }; });
+    attention->callback([=, &action] { action = [=] { return bench_attention(*o, *variants, *lengths); }; });
 }
 
 void add_report(CLI::App& app, Action& action) {
