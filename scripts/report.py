@@ -287,6 +287,8 @@ def of_each(make):
 
 SECTIONS = [
     ("passkey", "Reading beyond the training length", [figures_of.passkey, figures_of.depth_maps]),
+    ("niah", "Needles in a haystack", [figures_of.needles]),
+    ("choice", "Multiple choice", [figures_of.choices]),
     ("perplexity", "Perplexity", [figures_of.perplexity]),
     ("loss", "Loss", [figures_of.losses]),
     (
@@ -305,6 +307,7 @@ SECTIONS = [
 ]
 TABLES = {
     "passkey": ("passkey", "accuracy", True),
+    "niah": ("niah", "accuracy", True),
     "perplexity": ("perplexity", "perplexity", False),
 }  # above the figures
 

@@ -121,47 +121,51 @@ def depth_cells(g):
     return {k: (mean(v), len(v)) for k, v in cells.items()}
 
 
-def depth_grid(cells, lengths, depths):
-    """Cells averaged into rows of the nearest depth; NaN where nothing was measured."""
-    grid = [[[] for _ in lengths] for _ in depths]
-    for (n, d), (value, _) in cells.items():
-        nearest = min(range(len(depths)), key=lambda k: abs(depths[k] - d))
-        grid[nearest][lengths.index(n)].append(value)
+def length_grid(cells, lengths, rows, row_of):
+    """Cells averaged into row row_of(key) of their length; NaN where nothing was measured."""
+    grid = [[[] for _ in lengths] for _ in range(rows)]
+    for (n, key), (value, _) in cells.items():
+        grid[row_of(key)][lengths.index(n)].append(value)
     return np.array([[mean(cell) for cell in row] for row in grid])
 
 
-def depth_maps(groups):
-    """Depth x length, a panel for each group, those of an encoding side by side."""
-    cells = {g.label: depth_cells(g) for g in groups}
-    groups = sorted(
-        (g for g in groups if cells[g.label]), key=lambda g: groups.index(next(x for x in groups if x.color == g.color))
-    )
-    if not groups:
-        return []
+def length_maps(groups, cells, title, rows, row_of, ticks, height):
+    """rows x length, a panel for each group with cells, those of an encoding side by side; ticks: {row: its name}."""
     lengths = sorted({n for c in cells.values() for n, _ in c})
-    depths = sorted({d for c in cells.values() for _, d in c})
-    if len(depths) > 25:
-        depths = [i / 10 for i in range(11)]
-    title = "Where in the text the key is found"
-    fig, axes = panels(title, groups, len(groups), 2.7 if len(groups) < 3 else 1.5, 2, "length in tokens", sharey=True)
+    fig, axes = panels(title, groups, len(groups), height, 2, "length in tokens", sharey=True)
     for ax, g in zip(axes, groups):
         ax.set_facecolor("#eeeeee")
-        ax.imshow(
-            depth_grid(cells[g.label], lengths, depths),
-            aspect="auto",
-            cmap=HEAT,
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-        )
+        grid = length_grid(cells[g.label], lengths, rows, row_of)
+        ax.imshow(grid, aspect="auto", cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
         ax.grid(False)
         panel_title(ax, g.label, g.color)
         step = math.ceil(len(lengths) / (11 if len(groups) == 1 else 5))
         ax.set_xticks(range(0, len(lengths), step), [length_text(n) for n in lengths[::step]])
-        ticks = sorted({0, len(depths) // 2, len(depths) - 1})
-        ax.set_yticks(ticks, [f"{100 * depths[k]:.0f} %" for k in ticks])
+        ax.set_yticks(list(ticks), [text(t) for t in ticks.values()])
         if g.seq_len in lengths:
             ax.axvline(lengths.index(g.seq_len) + 0.5, color="#ffffff", linewidth=1.2, linestyle=(0, (2, 2)))
+    return fig
+
+
+def with_cells(groups, cells):
+    """The groups that have some, those of an encoding side by side."""
+    place = lambda g: groups.index(next(x for x in groups if x.color == g.color))
+    return sorted((g for g in groups if cells[g.label]), key=place)
+
+
+def depth_maps(groups):
+    """Depth x length."""
+    cells = {g.label: depth_cells(g) for g in groups}
+    groups = with_cells(groups, cells)
+    if not groups:
+        return []
+    depths = sorted({d for c in cells.values() for _, d in c})
+    if len(depths) > 25:
+        depths = [i / 10 for i in range(11)]
+    ticks = {k: f"{100 * depths[k]:.0f} %" for k in sorted({0, len(depths) // 2, len(depths) - 1})}
+    nearest = lambda d: min(range(len(depths)), key=lambda k: abs(depths[k] - d))
+    title = "Where in the text the key is found"
+    fig = length_maps(groups, cells, title, len(depths), nearest, ticks, 2.7 if len(groups) < 3 else 1.5)
     fig.supylabel("depth of the key", fontsize=10)
     color_bar(fig, "digits right", matplotlib.colors.Normalize(0, 1), HEAT)
     rows = [[g.label, n, d, v, k] for g in groups for (n, d), (v, k) in sorted(cells[g.label].items())]
@@ -176,6 +180,89 @@ def depth_maps(groups):
             rows,
         )
     ]
+
+
+def needles(groups):
+    """RULER's tasks, their mean against the length and each by itself."""
+    cells = {g.label: g.cells("niah", ("length", "task"), "accuracy") for g in groups}
+    groups = with_cells(groups, cells)
+    if not groups:
+        return []
+    tasks = list(dict.fromkeys(task for c in cells.values() for _, task in c))
+    named = f"of {', '.join(map(str, tasks))}" if len(tasks) < 4 else f"over {len(tasks)} tasks"
+    mean_figure = over_length(
+        groups,
+        "niah",
+        "accuracy",
+        "stderr",
+        "niah",
+        "Needles in a haystack",
+        "score",
+        f"RULER's mean score {named}: the share of the needles asked for that the answer holds.",
+    )
+    title = "Needles in a haystack, by task"
+    fig = length_maps(
+        groups, cells, title, len(tasks), tasks.index, dict(enumerate(tasks)), 0.6 + 0.17 * len(tasks)
+    )
+    color_bar(fig, "score", matplotlib.colors.Normalize(0, 1), HEAT)
+    rows = [[g.label, n, task, v, k] for g in groups for (n, task), (v, k) in cells[g.label].items()]
+    caption = "Score of each task by length, over the seeds. Right of the dashed line the text is longer than in training."
+    return mean_figure + [
+        Figure("niah_tasks", title, caption, fig, ["encoding", "length", "task", "score", "seeds"], rows)
+    ]
+
+
+def choices(groups):
+    """A figure for each file of multiple-choice items: bars of acc_norm, points of acc."""
+    suites = sorted({s for g in groups for r in g.runs for s in r.suites if s == "choice" or s.startswith("choice-")})
+    return [f for suite in suites for file in choice_files(groups, suite) for f in choice_figure(groups, suite, file)]
+
+
+def choice_files(groups, suite):
+    return list(dict.fromkeys(str(x.get("file")) for g in groups for r in g.runs for x in r.results(suite)))
+
+
+def choice_figure(groups, suite, file):
+    of_file = lambda g: [x for r in g.runs for x in r.results(suite) if str(x.get("file")) == file]
+    found = [(g, of_file(g)) for g in groups]
+    found = [(g, results) for g, results in found if results]
+    groups = [g for g, _ in found]
+    title = f"Multiple choice: {file}" + (f" ({suite[len('choice-'):]})" if suite != "choice" else "")
+    fig, ax = one_axes(title, groups, 1.2 + 0.3 * len(found))
+    rows = []
+    for i, (g, results) in enumerate(found):
+        values = {k: [number(x.get(k)) for x in results] for k in ("acc_norm", "acc", "chance", "samples")}
+        spread = deviation(values["acc_norm"]) if len(results) > 1 else number(results[0].get("acc_norm_stderr"))
+        ax.barh(
+            i,
+            mean(values["acc_norm"]),
+            color="white" if g.ssmax else g.color,
+            edgecolor=g.color,
+            hatch="////" if g.ssmax else None,
+            height=0.66,
+            xerr=spread if math.isfinite(spread) else None,
+            ecolor=INK,
+            capsize=2,
+        )
+        ax.plot(mean(values["acc"]), i, marker="o", color="white", markeredgecolor=INK, markersize=5, zorder=4)
+        rows.append([g.label, *(mean(values[k]) for k in ("acc_norm", "acc", "chance")), spread, len(results)])
+    chance = mean([row[3] for row in rows])
+    if math.isfinite(chance):
+        ax.axvline(chance, color="#999999", linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+        ax.annotate(
+            "chance", (chance, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8
+        )
+    ax.set_yticks(range(len(found)), [text(g.label) for g, _ in found])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("share of items right")
+    caption = (
+        "Bars: the answer likeliest per character (acc_norm), ± one standard deviation over the seeds or, with one seed, "
+        "one standard error; circles: the likeliest answer (acc). Hatched with SSMax."
+    )
+    header = ["encoding", "acc_norm", "acc", "chance", "±", "seeds"]
+    return [Figure(f"{suite}_{file}", title, caption, fig, header, rows)]
 
 
 # ---- loss and speed --------------------------------------------------------------------------------------------------

@@ -94,6 +94,9 @@ class Run:
                     return int(e["parameters"])
         return None
 
+    def results(self, suite):
+        return [x for x in get(self.suites.get(suite), "results", default=[]) if isinstance(x, dict)]
+
     def thetas(self, name, event=-1):
         """(layer, head) -> value of "theta_beta", "s", ... at a priors event; empty if it is not trained there."""
         values = {}
@@ -177,18 +180,32 @@ class Group:
         return [statistics.median(v) for v in ([x for x in rate if math.isfinite(x)] for rate in rates) if v]
 
     def by_length(self, suite, metric, error="stderr"):
-        """[(length, mean, sd over runs, standard error of a single run, runs)] of a summary's results."""
+        """[(length, mean, sd over runs, standard error of a single run, runs)] of a summary's results. Of several
+        results of a run at one length (tasks) the mean counts."""
         found = {}
         for r in self.runs:
-            for result in get(r.suites.get(suite), "results", default=[]):
-                if isinstance(result, dict) and math.isfinite(number(result.get(metric))):
-                    found.setdefault(int(number(result.get("length"))), []).append(result)
+            of_run = {}
+            for result in r.results(suite):
+                if math.isfinite(number(result.get(metric))):
+                    of_run.setdefault(int(number(result.get("length"))), []).append(result)
+            for length, results in of_run.items():
+                stderr = math.sqrt(sum(number(x.get(error)) ** 2 for x in results)) / len(results)
+                found.setdefault(length, []).append((mean([number(x[metric]) for x in results]), stderr))
         rows = []
-        for length, results in sorted(found.items()):
-            values = [number(x[metric]) for x in results]
-            stderr = number(results[0].get(error)) if len(results) == 1 else math.nan
+        for length, of_runs in sorted(found.items()):
+            values = [value for value, _ in of_runs]
+            stderr = of_runs[0][1] if len(of_runs) == 1 else math.nan
             rows.append((length, mean(values), deviation(values), stderr, len(values)))
         return rows
+
+    def cells(self, suite, keys, metric):
+        """The values of keys -> (mean over the runs, runs)."""
+        found = {}
+        for r in self.runs:
+            for result in r.results(suite):
+                if math.isfinite(number(result.get(metric))):
+                    found.setdefault(tuple(result.get(k) for k in keys), []).append(number(result[metric]))
+        return {k: (mean(v), len(v)) for k, v in found.items()}
 
 
 def find_runs(paths):

@@ -171,6 +171,15 @@ def make_run(
         os.path.join(folder, "eval", "perplexity.json"),
         {**head, "suite": "perplexity", "variant": "windows", "results": perplexity},
     )
+    niah = [
+        {"task": task, "length": n, "samples": 10, "accuracy": accuracy(encoding, ssmax, n, seed) / share, "stderr": 0.03}
+        for task, share in (("single_1", 1), ("multikey_3", 2))
+        for n in lengths
+    ]
+    write_json(os.path.join(folder, "eval", "niah.json"), {**head, "suite": "niah", "variant": "", "results": niah})
+    right = {"acc": 0.3 + 0.01 * (seed % 3), "acc_stderr": 0.02, "acc_norm": 0.35, "acc_norm_stderr": 0.02}
+    choice = [{"file": f, "samples": 50, **right, "chance": 0.25} for f in ("arc_easy", "odd $name")]
+    write_json(os.path.join(folder, "eval", "choice.json"), {**head, "suite": "choice", "results": choice})
     heads = lambda l: [
         {
             "head": h,
@@ -270,6 +279,10 @@ class Report(unittest.TestCase):
                     "passkey-digits",
                     "passkey-depth",
                     "perplexity",
+                    "niah",
+                    "niah-tasks",
+                    "choice-arc-easy",
+                    "choice-odd-name",
                     "loss-val",
                     "loss-train",
                     "theta-beta",
@@ -292,6 +305,14 @@ class Report(unittest.TestCase):
         row = next(r for r in rows if r[0] == "RoPE" and r[1] == "256")
         self.assertEqual(float(row[2]), round(expected, 4))
         self.assertEqual(row[-1], "2")
+        # the mean over tasks of each run, then over runs; and each task by itself
+        row = next(r for r in self.rows(page, "niah") if r[0] == "RoPE" and r[1] == "256")
+        self.assertAlmostEqual(float(row[2]), 0.75 * expected, delta=1e-4)
+        self.assertEqual(row[-1], "2")
+        row = next(r for r in self.rows(page, "niah-tasks") if r[:3] == ["RoPE", "256", "multikey_3"])
+        self.assertAlmostEqual(float(row[3]), expected / 2, delta=1e-4)
+        row = self.rows(page, "choice-odd-name")[0]
+        self.assertEqual(row[1:4], ["0.3500", f"{0.3 + 0.01 * 1 / 2:.4f}", "0.2500"])
         # a step's last line counts (99 was written over) and null is no number
         first = next(r for r in self.rows(page, "loss-train") if r[0] == "BAM" and r[1] == "1")
         self.assertAlmostEqual(
