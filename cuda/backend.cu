@@ -17,12 +17,23 @@ __global__ void __launch_bounds__(32) probe_kernel() {}
 
 std::string compute_capability(const cudaDeviceProp& p) { return std::to_string(p.major) + "." + std::to_string(p.minor); }
 
+// 13000 -> "13.0".
+std::string version(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
+
+// cudart says "insufficient" of a missing driver, too.
+std::string reason(cudaError_t e) {
+    int driver = 0;
+    if (e != cudaErrorInsufficientDriver || cudaDriverGetVersion(&driver) != cudaSuccess) return cudaGetErrorString(e);
+    if (driver == 0) return "no NVIDIA driver is installed";
+    return "the NVIDIA driver is for CUDA " + version(driver) + ", this build needs one for " + version(CUDART_VERSION);
+}
+
 // A device this build can run on, or an error that says why not and what else there is.
 cudaDeviceProp open(int device) {
     const std::string instead = "; use --device cpu";
     int count = 0;
     const cudaError_t found = cudaGetDeviceCount(&count);
-    if (found != cudaSuccess) throw Error(kExitFailure, std::string("no usable GPU: ") + cudaGetErrorString(found) + instead);
+    if (found != cudaSuccess) throw Error(kExitFailure, "no usable GPU: " + reason(found) + instead);
     if (device >= count)
         throw Error(kExitFailure, "no GPU " + std::to_string(device) + ": there are " + std::to_string(count) + instead);
     cuda_check(cudaSetDevice(device), "cudaSetDevice");
@@ -76,7 +87,6 @@ std::map<std::string, std::string> CudaBackend::describe() const {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
     return {{"gpu", properties_.name},
             {"compute capability", compute_capability(properties_)},
             {"multiprocessors", std::to_string(properties_.multiProcessorCount)},
