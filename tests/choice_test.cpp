@@ -11,6 +11,8 @@
 namespace bam {
 namespace {
 
+using test::Outcome;
+using test::run;
 using test::StandIn;
 
 // The toy model of tests/oracle/choice_oracle.py.
@@ -19,22 +21,6 @@ StandIn toy() {
         const int a = ids.size() > 1 ? ids[ids.size() - 2] : 0, b = ids.back();
         for (int v = 0; v < 257; ++v) logits[size_t(v)] = float((v * 31 + b * 17 + a * 7) % 101) / 10;
     });
-}
-
-struct Outcome {
-    std::vector<Json> lines;
-    Json results;
-};
-
-Outcome run(const Suite& s, Reader& reader) {
-    Outcome r;
-    for (const SuiteItem& item : s.items) {
-        Json line = item.key;
-        line.update(item.run(reader));
-        r.lines.push_back(line);
-    }
-    r.results = s.summarize(r.lines);
-    return r;
 }
 
 // lm-evaluation-harness over the same items: every log-probability, accuracies and their errors.

@@ -15,11 +15,13 @@
 #include <set>
 
 #include "check.h"
+#include "refusal.h"
 #include "test_support.h"
 
 namespace bam {
 namespace {
 
+using test::refusal;
 using test::TempDir;
 using test::write_shard;
 
@@ -27,17 +29,6 @@ std::vector<int32_t> counting(int64_t n, int32_t first = 0) {
     std::vector<int32_t> v(static_cast<size_t>(n));
     std::iota(v.begin(), v.end(), first);
     return v;
-}
-
-std::string refusal(const std::function<void()>& act, ExitCode code = kExitData) {
-    try {
-        act();
-    } catch (const Error& e) {
-        EXPECT_EQ(e.code, code) << e.what();
-        EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-        return e.what();
-    }
-    return "accepted";
 }
 
 void expect_refused(const std::vector<std::string>& patterns, const std::vector<std::string>& words) {

@@ -140,15 +140,11 @@ StandIn finder(size_t most) {
     });
 }
 
-Json run(const Suite& s, Reader& reader) {
-    std::vector<Json> lines;
-    for (const SuiteItem& item : s.items) {
-        Json line = item.key;
-        line.update(item.run(reader));
+Json results_of(const Suite& s, Reader& reader) {
+    const test::Outcome r = test::run(s, reader);
+    for (const Json& line : r.lines)
         EXPECT_LE(line["reached_tokens"].get<int64_t>() + kNiahAnswerTokens, line["length"].get<int64_t>());
-        lines.push_back(line);
-    }
-    return s.summarize(lines);
+    return r.results;
 }
 
 TEST(Niah, OracleScoresAllAndUniformNothing) {
@@ -164,16 +160,16 @@ TEST(Niah, OracleScoresAllAndUniformNothing) {
     const Suite s = make_niah("", o, *tokenizer, {256, true});
     EXPECT_EQ(s.items.size(), 8u * 2 * 3);
     StandIn oracle = finder(4);
-    const Json results = run(s, oracle);
+    const Json results = results_of(s, oracle);
     EXPECT_EQ(results.size(), 16u);
     for (const Json& r : results) {
         EXPECT_EQ(r["accuracy"], 1.0) << r;
         EXPECT_GT(r["reached_tokens"].get<int>(), r["length"].get<int>() - kNiahAnswerTokens - 120) << r;
     }
     StandIn half = finder(2);
-    for (const Json& r : run(make_niah("multivalue,multiquery", o, *tokenizer, {256, true}), half)) EXPECT_EQ(r["accuracy"], 0.5);
+    for (const Json& r : results_of(make_niah("multivalue,multiquery", o, *tokenizer, {256, true}), half)) EXPECT_EQ(r["accuracy"], 0.5);
     StandIn uniform = test::uniform(257);
-    for (const Json& r : run(make_niah("single_1", o, *tokenizer, {256, true}), uniform)) EXPECT_EQ(r["accuracy"], 0.0);
+    for (const Json& r : results_of(make_niah("single_1", o, *tokenizer, {256, true}), uniform)) EXPECT_EQ(r["accuracy"], 0.0);
     o.essay_file = "";
     EXPECT_EQ(make_niah("", o, *tokenizer, {256, true}).variant, "single_1,multikey_2,multikey_3");
 }

@@ -11,22 +11,13 @@
 namespace bam {
 namespace {
 
+using test::run;
 using test::StandIn;
 
 const std::string kIntro =
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you about the important information there.";
 const std::string kFiller = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 const std::string kQuestion = "What is the pass key? The pass key is";
-
-Json run(const Suite& s, Reader& reader) {
-    std::vector<Json> lines;
-    for (const SuiteItem& item : s.items) {
-        Json line = item.key;
-        line.update(item.run(reader));
-        lines.push_back(line);
-    }
-    return s.summarize(lines);
-}
 
 // The sentences' lengths in bytes, counted by hand: 148, 89 and 37; the statement with a 5-digit key 58.
 TEST(Passkey, PaperPromptIsPinnedInBytes) {
@@ -80,13 +71,13 @@ TEST(Passkey, CopierScoresAllAndUniformNothing) {
     for (const char* variant : {"paper", "landmark"}) {
         const Suite s = make_passkey(variant, o, *tokenizer);
         StandIn copier = test::copier(257);
-        for (const Json& r : run(s, copier)) {
+        for (const Json& r : run(s, copier).results) {
             EXPECT_EQ(r["accuracy"], 1.0) << variant;
             EXPECT_EQ(r["stderr"], 0.0);
             EXPECT_EQ(r["samples"], 6);
         }
         StandIn uniform = test::uniform(257);  // its likeliest token is id 0, never a digit
-        for (const Json& r : run(s, uniform)) EXPECT_EQ(r["accuracy"], 0.0);
+        for (const Json& r : run(s, uniform).results) EXPECT_EQ(r["accuracy"], 0.0);
     }
 }
 
@@ -101,7 +92,7 @@ TEST(Passkey, GuesserScoresChance) {
     StandIn guesser(257, [&](const std::vector<int>&, std::vector<float>& logits) {
         logits[size_t('0' + random_below(1, 2, draws++, 10))] = 5;
     });
-    const Json r = run(s, guesser)[0];
+    const Json r = run(s, guesser).results[0];
     EXPECT_NEAR(r["digit_accuracy"], 0.1, 4 * 0.3 / std::sqrt(2000.0 * 5));
     EXPECT_EQ(r["digit_chance"], 0.1);
     EXPECT_DOUBLE_EQ(r["chance"], 1.0 / 90000);
@@ -128,7 +119,7 @@ TEST(Passkey, ScoresAreThoseWorkedByHand) {
     EXPECT_EQ(r["correct"], false);
     const double right = 3 - std::log(256 + std::exp(3.0)), wrong = -std::log(256 + std::exp(3.0));
     EXPECT_NEAR(r["logprob"].get<double>(), 4 * right + wrong, 1e-5);
-    const Json summary = run(s, nearly)[0];
+    const Json summary = run(s, nearly).results[0];
     EXPECT_EQ(summary["accuracy"], 0.0);
     EXPECT_DOUBLE_EQ(summary["digit_accuracy"], 0.8);
     EXPECT_TRUE(summary["stderr"].is_null());
@@ -156,7 +147,7 @@ TEST(Passkey, KeysFollowSeedAndPermission) {
     o.seed = 43;
     EXPECT_NE(keys(), first);
     StandIn copier = test::copier(257);
-    EXPECT_DOUBLE_EQ(run(make_passkey("paper", o, *tokenizer), copier)[0]["chance"], 1.0 / 9000);
+    EXPECT_DOUBLE_EQ(run(make_passkey("paper", o, *tokenizer), copier).results[0]["chance"], 1.0 / 9000);
 }
 
 TEST(Passkey, PositionsBeginningEndRandom) {

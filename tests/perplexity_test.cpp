@@ -12,22 +12,13 @@
 namespace bam {
 namespace {
 
+using test::run;
 using test::StandIn;
 
 TokenRange range_of(const test::TempDir& dir, const std::vector<int32_t>& ids) {
     test::write_shard(dir.file("a.bin"), ids);
     const auto stream = std::make_shared<const TokenStream>(std::vector<std::string>{dir.file("a.bin")});
     return {stream, 0, stream->size()};
-}
-
-Json run(const Suite& s, Reader& reader) {
-    std::vector<Json> lines;
-    for (const SuiteItem& item : s.items) {
-        Json line = item.key;
-        line.update(item.run(reader));
-        lines.push_back(line);
-    }
-    return s.summarize(lines);
 }
 
 TEST(Windows, ScoreEachTargetOnceWithEnoughContext) {
@@ -82,7 +73,7 @@ TEST(Perplexity, OfUniformLogitsIsTheVocabulary) {
         o.data.has_separator = true, o.data.separator_id = 7;
         for (const char* variant : {"windows", "sliding", "by_position"}) {
             StandIn reader = test::uniform(V);
-            for (const Json& r : run(make_perplexity(variant, o, range, V), reader))
+            for (const Json& r : run(make_perplexity(variant, o, range, V), reader).results)
                 EXPECT_NEAR(r["perplexity"].get<double>(), V, 1e-9 * V) << variant;
         }
     }
@@ -98,16 +89,16 @@ TEST(Perplexity, MeansAreThoseWorkedByHand) {
     o.lengths = {3};
     o.stride = 2;
     StandIn reader = context_counter(20);
-    const Json windows = run(make_perplexity("windows", o, range, 20), reader)[0];
+    const Json windows = run(make_perplexity("windows", o, range, 20), reader).results[0];
     EXPECT_EQ(windows["tokens"], 9);
     EXPECT_NEAR(windows["nll"].get<double>(), 2.0, 1e-6);
     EXPECT_NEAR(windows["stderr"].get<double>(), 0, 1e-6);
     EXPECT_NEAR(windows["perplexity"].get<double>(), std::exp(2.0), 1e-5);
-    const Json sliding = run(make_perplexity("sliding", o, range, 20), reader)[0];
+    const Json sliding = run(make_perplexity("sliding", o, range, 20), reader).results[0];
     EXPECT_EQ(sliding["tokens"], 10);  // 1 2 3 | 2 3 | 2 3 | 2 3 | 2
     EXPECT_NEAR(sliding["nll"].get<double>(), (6 + 3 * 5 + 2) / 10.0, 1e-6);
     o.tokens = 3;
-    EXPECT_EQ(run(make_perplexity("windows", o, range, 20), reader)[0]["tokens"], 3);
+    EXPECT_EQ(run(make_perplexity("windows", o, range, 20), reader).results[0]["tokens"], 3);
 }
 
 TEST(Perplexity, ByPositionTakesLongDocumentsOnly) {
@@ -121,7 +112,7 @@ TEST(Perplexity, ByPositionTakesLongDocumentsOnly) {
     StandIn reader = context_counter(20);
     const Suite s = make_perplexity("by_position", o, range, 20);
     ASSERT_EQ(s.items.size(), 3u);
-    const Json r = run(s, reader)[0];
+    const Json r = run(s, reader).results[0];
     EXPECT_EQ(r["documents"], 3);
     EXPECT_EQ(r["tokens"], 12);
     EXPECT_EQ(r["bins"][0]["begin"], 0);

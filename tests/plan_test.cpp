@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "batches.h"
-#include "check.h"
 #include "cpu/backend.h"
+#include "refusal.h"
 #include "stepper.h"
 #include "test_support.h"
 
@@ -66,13 +66,8 @@ TEST(Plan, FewerRowsComeBeforeCopiesMadeAtEachUse) {
 
 TEST(Plan, TooLittleMemoryIsSaid) {
     const Config c = config_of("l24", 512, 8192);
-    try {
-        choose_micro_batch(c, SmallCpu(8 * kGiB), DType::bf16);
-        FAIL() << "no error";
-    } catch (const Error& e) {
-        EXPECT_EQ(e.code, kExitFailure);
-        EXPECT_NE(std::string(e.what()).find("8.00 GiB in all"), std::string::npos) << e.what();
-    }
+    const std::string line = refusal([&] { choose_micro_batch(c, SmallCpu(8 * kGiB), DType::bf16); }, kExitFailure);
+    EXPECT_NE(line.find("8.00 GiB in all"), std::string::npos) << line;
 }
 
 TEST(Plan, CopiesMadeAtEachUseTrainTheSameToTheBit) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "eval/reader.h"
+#include "eval/suite.h"
 
 namespace bam::test {
 
@@ -56,6 +57,22 @@ inline StandIn copier(int V) {
         }
         if (best) logits[size_t(ids[answer])] = 10;
     });
+}
+
+struct Outcome {
+    std::vector<Json> lines;
+    Json results;
+};
+
+inline Outcome run(const Suite& s, Reader& reader) {
+    Outcome r;
+    for (const SuiteItem& item : s.items) {
+        Json line = item.key;
+        line.update(item.run(reader));
+        r.lines.push_back(line);
+    }
+    r.results = s.summarize(r.lines);
+    return r;
 }
 
 }  // namespace bam::test

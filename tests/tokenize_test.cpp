@@ -20,6 +20,7 @@
 
 #include "check.h"
 #include "loader.h"
+#include "refusal.h"
 #include "test_support.h"
 #include "word_tokenizer.h"
 
@@ -28,19 +29,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::read_file;
+using test::refusal;
 using test::TempDir;
 using test::write_file;
-
-std::string refusal(const std::function<void()>& act, ExitCode code = kExitData) {
-    try {
-        act();
-    } catch (const Error& e) {
-        EXPECT_EQ(e.code, code) << e.what();
-        EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-        return e.what();
-    }
-    return "accepted";
-}
 
 std::vector<std::string> names_in(const std::string& dir) {
     std::vector<std::string> names;
