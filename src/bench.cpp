@@ -232,6 +232,7 @@ int bench_attention(const BenchOptions& options, std::vector<std::string> varian
     const double gemm = device->measure_gemm(compute);
     json rows = json::array();
     for (Config& c : configs) {
+        device = open_device(options.device, options.threads);  // a device keeps the weights of a model that it saw
         resolve(c, *device);
         const std::map<std::string, double> t = time_steps(*device, c, compute, options.steps).op_medians;
         const std::map<std::string, Floor> floors = step_floors(c, compute);
