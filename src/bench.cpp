@@ -34,7 +34,8 @@ Config bench_config(const BenchOptions& o) {
                       {"micro_batch", o.micro_batch},
                       {"recompute", o.recompute}}}};
     if (o.tokens < o.seq_len)
-        throw Error(kExitUsage, "--tokens " + std::to_string(o.tokens) + " is less than one row of --seq-len " + std::to_string(o.seq_len));
+        throw Error(kExitUsage, "--tokens " + std::to_string(o.tokens) + " is less than one row of --seq-len " +
+                                    std::to_string(o.seq_len));
     Config c = parse_config(j, "bench");
     apply_variant(c.model.position, o.pe);
     return c;
@@ -82,7 +83,8 @@ StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps)
         if (s > 0) measured.push_back({seconds, device.profile_seconds(), {}, 0});
     }
     device.profile(false);
-    std::sort(measured.begin(), measured.end(), [](const StepTimes& a, const StepTimes& b) { return a.seconds < b.seconds; });
+    std::sort(measured.begin(), measured.end(),
+              [](const StepTimes& a, const StepTimes& b) { return a.seconds < b.seconds; });
     StepTimes t = measured[measured.size() / 2];
     for (const auto& [op, _] : t.by_op) {
         std::vector<double> times;
@@ -125,10 +127,10 @@ int bench_train(const BenchOptions& o) {
         return kExitDone;
     }
     std::printf("%s %s %s, T %d, %lld tokens a step in micro-batches of %d rows, on %s\n", o.preset.c_str(),
-                variant_of(c.model.position).c_str(), c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step,
-                c.train.micro_batch, device->name().c_str());
-    std::printf("%.0f tok/s, %s of %s GEMM: utilization %.1f%%, peak %s\n", rate, human_flops(flops).c_str(), human_flops(gemm).c_str(),
-                100 * flops / gemm, human_bytes(double(t.memory)).c_str());
+                variant_of(c.model.position).c_str(), c.run.dtype.c_str(), c.train.seq_len,
+                (long long)c.train.tokens_per_step, c.train.micro_batch, device->name().c_str());
+    std::printf("%.0f tok/s, %s of %s GEMM: utilization %.1f%%, peak %s\n", rate, human_flops(flops).c_str(),
+                human_flops(gemm).c_str(), 100 * flops / gemm, human_bytes(double(t.memory)).c_str());
     std::vector<std::pair<double, std::string>> sorted;
     for (const auto& [op, seconds] : t.by_op) sorted.push_back({seconds, op});
     sorted.push_back({t.seconds - named, "(outside ops)"});
@@ -147,7 +149,8 @@ struct Floor {
 
 std::map<std::string, Floor> step_floors(const Config& c, DType compute) {
     const ModelConfig& m = c.model;
-    const double N = double(c.train.tokens_per_step), e = double(size_of(compute)), C = m.dim, F = m.ffn_hidden, V = m.vocab_size;
+    const double N = double(c.train.tokens_per_step), e = double(size_of(compute)), C = m.dim, F = m.ffn_hidden,
+                 V = m.vocab_size;
     const double L = m.n_layers, P = double(make_parameter_table(m).trained), W = double(matmul_parameters(m));
     const double attention = 2 * N * c.train.seq_len * C * L;  // two products over the causal half
     const double qkv = double(m.qkv_dim()), rotated = double(m.n_heads + m.n_kv_heads) * m.head_dim();
@@ -200,16 +203,19 @@ int bench_ops(const BenchOptions& o) {
     for (const auto& [op, seconds] : t.op_medians) {
         const auto f = floors.find(op);
         const double floor = f == floors.end() ? 0 : std::max(f->second.flops / gemm, f->second.bytes / bandwidth);
-        rows.push_back({{"op", op}, {"seconds", seconds}, {"floor_seconds", floor}, {"ratio", floor > 0 ? json(seconds / floor) : json()}});
+        rows.push_back({{"op", op},
+                        {"seconds", seconds},
+                        {"floor_seconds", floor},
+                        {"ratio", floor > 0 ? json(seconds / floor) : json()}});
     }
     json j = {{"gemm_flops_per_s", gemm}, {"bytes_per_s", bandwidth}, {"step_seconds", t.seconds}, {"ops", rows}};
     if (o.json) {
         std::printf("%s\n", j.dump(2).c_str());
         return kExitDone;
     }
-    std::printf("%s %s %s, T %d, %lld tokens: GEMM %s, copy %s/s\n", o.preset.c_str(), variant_of(c.model.position).c_str(),
-                c.run.dtype.c_str(), c.train.seq_len, (long long)c.train.tokens_per_step, human_flops(gemm).c_str(),
-                human_bytes(bandwidth).c_str());
+    std::printf("%s %s %s, T %d, %lld tokens: GEMM %s, copy %s/s\n", o.preset.c_str(),
+                variant_of(c.model.position).c_str(), c.run.dtype.c_str(), c.train.seq_len,
+                (long long)c.train.tokens_per_step, human_flops(gemm).c_str(), human_bytes(bandwidth).c_str());
     std::printf("  %-22s %10s %10s %8s\n", "op", "ms a step", "floor ms", "ratio");
     for (const json& r : rows)
         std::printf("  %-22s %10.2f %10.2f %8s\n", r["op"].get<std::string>().c_str(), 1e3 * r["seconds"].get<double>(),
@@ -236,7 +242,9 @@ int bench_attention(const BenchOptions& options, std::vector<std::string> varian
         resolve(c, *device);
         const std::map<std::string, double> t = time_steps(*device, c, compute, options.steps).op_medians;
         const std::map<std::string, Floor> floors = step_floors(c, compute);
-        json row = {{"encoding", variant_of(c.model.position)}, {"seq_len", c.train.seq_len}, {"tokens", c.train.tokens_per_step}};
+        json row = {{"encoding", variant_of(c.model.position)},
+                    {"seq_len", c.train.seq_len},
+                    {"tokens", c.train.tokens_per_step}};
         for (const char* pass : {"forward", "backward"}) {
             const std::string op = std::string("attention_") + pass;
             const double rate = floors.at(op).flops / t.at(op);
@@ -248,18 +256,22 @@ int bench_attention(const BenchOptions& options, std::vector<std::string> varian
         rows.push_back(row);
     }
     if (options.json) {
-        const json j = {{"model", options.preset}, {"dtype", name_of(compute)}, {"gemm_flops_per_s", gemm}, {"attention", rows}};
+        const json j = {
+            {"model", options.preset}, {"dtype", name_of(compute)}, {"gemm_flops_per_s", gemm}, {"attention", rows}};
         std::printf("%s\n", j.dump(2).c_str());
         return kExitDone;
     }
-    std::printf("one layer of %s %s on %s: GEMM %s; FLOPs of the causal half; rotations and tables of the encoding beside them\n",
-                options.preset.c_str(), name_of(compute), device->name().c_str(), human_flops(gemm).c_str());
-    std::printf("  %-18s %8s %8s %12s %8s %12s %8s %12s\n", "encoding", "T", "tokens", "forward ms", "of GEMM", "backward ms", "of GEMM", "encoding ms");
+    std::printf(
+        "one layer of %s %s on %s: GEMM %s; FLOPs of the causal half; rotations and tables of the encoding beside "
+        "them\n",
+        options.preset.c_str(), name_of(compute), device->name().c_str(), human_flops(gemm).c_str());
+    std::printf("  %-18s %8s %8s %12s %8s %12s %8s %12s\n", "encoding", "T", "tokens", "forward ms", "of GEMM",
+                "backward ms", "of GEMM", "encoding ms");
     for (const json& r : rows)
-        std::printf("  %-18s %8d %8d %12.2f %7.1f%% %12.2f %7.1f%% %12.2f\n", r["encoding"].get<std::string>().c_str(), r["seq_len"].get<int>(),
-                    r["tokens"].get<int>(), 1e3 * r["forward"]["seconds"].get<double>(), 100 * r["forward"]["utilization"].get<double>(),
-                    1e3 * r["backward"]["seconds"].get<double>(), 100 * r["backward"]["utilization"].get<double>(),
-                    1e3 * r["encoding_seconds"].get<double>());
+        std::printf("  %-18s %8d %8d %12.2f %7.1f%% %12.2f %7.1f%% %12.2f\n", r["encoding"].get<std::string>().c_str(),
+                    r["seq_len"].get<int>(), r["tokens"].get<int>(), 1e3 * r["forward"]["seconds"].get<double>(),
+                    100 * r["forward"]["utilization"].get<double>(), 1e3 * r["backward"]["seconds"].get<double>(),
+                    100 * r["backward"]["utilization"].get<double>(), 1e3 * r["encoding_seconds"].get<double>());
     return kExitDone;
 }
 

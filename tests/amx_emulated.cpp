@@ -15,7 +15,8 @@
 namespace bam::test {
 namespace {
 
-// ---- the tiles of a thread --------------------------------------------------------------------------------------------
+// ---- the tiles of a thread
+// --------------------------------------------------------------------------------------------
 
 constexpr int kTiles = 8, kRows = 16, kRowBytes = 64;
 
@@ -104,7 +105,8 @@ void multiply_bf16(int c, int a, int b) {
     }
 }
 
-// ---- machine code -----------------------------------------------------------------------------------------------------
+// ---- machine code
+// -----------------------------------------------------------------------------------------------------
 
 // A three-byte VEX instruction of map 0F38, 128 bits, W0: all that AMX has.
 struct Instruction {
@@ -142,7 +144,8 @@ char* operand(Instruction& i, const ucontext_t& u, int64_t* stride) {
     *stride = 0;
     bool displaced = i.mod == 2;
     if (i.rm == 4) {
-        const int sib = *i.next++, scale = sib >> 6, index = ((sib >> 3) & 7) | (i.x << 3), base = (sib & 7) | (i.b << 3);
+        const int sib = *i.next++, scale = sib >> 6, index = ((sib >> 3) & 7) | (i.x << 3),
+                  base = (sib & 7) | (i.b << 3);
         if (index != 4) *stride = register_of(u, index) << scale;
         if ((sib & 7) == 5 && i.mod == 0)
             displaced = true;

@@ -20,7 +20,8 @@ json bench(std::vector<std::string> args) {
 
 TEST(BenchTest, TrainFiguresFitEachOther) {
     REQUIRE_BAM();
-    const json j = bench({"train", "--model", "nano", "--vocab-size", "257", "--seq-len", "40", "--tokens", "170", "--steps", "3"});
+    const json j = bench(
+        {"train", "--model", "nano", "--vocab-size", "257", "--seq-len", "40", "--tokens", "170", "--steps", "3"});
     const double seconds = j["step_seconds"], tokens = j["tokens_per_step"], flops = j["model_flops_per_s"];
     EXPECT_EQ(tokens, 160);  // whole rows
     EXPECT_NEAR(j["tok_per_s"], tokens / seconds, 1e-6 * tokens / seconds);
@@ -38,7 +39,8 @@ TEST(BenchTest, TrainFiguresFitEachOther) {
 
 TEST(BenchTest, OpsStandBesideTheirFloors) {
     REQUIRE_BAM();
-    const json j = bench({"ops", "--model", "nano", "--layers", "1", "--vocab-size", "257", "--seq-len", "16", "--tokens", "64", "--pe", "rope", "--steps", "1"});
+    const json j = bench({"ops", "--model", "nano", "--layers", "1", "--vocab-size", "257", "--seq-len", "16",
+                          "--tokens", "64", "--pe", "rope", "--steps", "1"});
     std::map<std::string, double> floors;
     for (const json& op : j["ops"]) floors[op["op"]] = op["floor_seconds"];
     const double products = 2 * 64.0 * (4 * 128 * 128 + 3 * 128 * 256 + 257 * 128);
@@ -49,13 +51,17 @@ TEST(BenchTest, OpsStandBesideTheirFloors) {
 
 TEST(BenchTest, AttentionHasARowForEachEncodingAndLength) {
     REQUIRE_BAM();
-    const json j = bench({"attention", "--model", "nano", "--pe", "rope,ggd_bam_ssmax", "--seq-len", "24,70", "--tokens", "48", "--steps", "1"});
+    const json j = bench({"attention", "--model", "nano", "--pe", "rope,ggd_bam_ssmax", "--seq-len", "24,70",
+                          "--tokens", "48", "--steps", "1"});
     std::vector<std::string> rows;
     for (const json& r : j["attention"]) {
         rows.push_back(r["encoding"].get<std::string>() + " " + r["seq_len"].dump() + " " + r["tokens"].dump());
-        const double flops = 2.0 * r["tokens"].get<double>() * r["seq_len"].get<double>() * 128;  // two products, half of the keys
-        EXPECT_NEAR(r["forward"]["flops_per_s"].get<double>() * r["forward"]["seconds"].get<double>(), flops, 1e-6 * flops);
-        EXPECT_NEAR(r["backward"]["flops_per_s"].get<double>() * r["backward"]["seconds"].get<double>(), 2.5 * flops, 1e-6 * flops);
+        const double flops =
+            2.0 * r["tokens"].get<double>() * r["seq_len"].get<double>() * 128;  // two products, half of the keys
+        EXPECT_NEAR(r["forward"]["flops_per_s"].get<double>() * r["forward"]["seconds"].get<double>(), flops,
+                    1e-6 * flops);
+        EXPECT_NEAR(r["backward"]["flops_per_s"].get<double>() * r["backward"]["seconds"].get<double>(), 2.5 * flops,
+                    1e-6 * flops);
         EXPECT_EQ(r["encoding_seconds"].get<double>() > 0, true) << rows.back();
     }
     EXPECT_EQ(rows, (std::vector<std::string>{"rope 24 48", "bam_ssmax 24 48", "rope 70 70", "bam_ssmax 70 70"}));

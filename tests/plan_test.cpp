@@ -1,4 +1,5 @@
-// What a training run plans with little memory: fewer rows a micro-batch, then weights whose copies are made at each use.
+// What a training run plans with little memory: fewer rows a micro-batch, then weights whose copies are made at each
+// use.
 #include "plan.h"
 
 #include <gtest/gtest.h>
@@ -86,7 +87,8 @@ TEST(Plan, CopiesMadeAtEachUseTrainTheSameToTheBit) {
             for (int step = 0; step < 3; ++step) {
                 stepper.begin();
                 for (int64_t row : {0, 2})
-                    stepper.accumulate(make_batch(random_tokens(2 * 49, 67, uint64_t(10 * step + row)), 2, 48, c.data), row);
+                    stepper.accumulate(make_batch(random_tokens(2 * 49, 67, uint64_t(10 * step + row)), 2, 48, c.data),
+                                       row);
                 const Stepper::Result r = stepper.measure();
                 losses[keeps].push_back(float(r.loss));
                 stepper.apply(r, step + 1, 1.0);

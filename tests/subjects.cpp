@@ -74,7 +74,8 @@ std::string test_device() {
 std::unique_ptr<Backend> make_test_backend(int threads) {
     if (test_device() == "cuda") return make_cuda_backend(0);
     if (test_device() == "cpu") return make_cpu_backend(threads);
-    if (test_device() != "amx" || !amx_kernels()) throw std::runtime_error("BAM_TEST_DEVICE: no " + test_device() + " here");
+    if (test_device() != "amx" || !amx_kernels())
+        throw std::runtime_error("BAM_TEST_DEVICE: no " + test_device() + " here");
     emulate_amx();
     return std::make_unique<CpuBackend>(threads, *amx_kernels());
 }
