@@ -206,5 +206,20 @@ def shade(ax, g, xs, means, spread):
         ax.fill_between(xs, np.array(means) - spread, np.array(means) + spread, color=g.color, alpha=0.15, linewidth=0)
 
 
+def bar(ax, y, g, value, spread):
+    """A horizontal bar, hatched with SSMax; spread may be NaN."""
+    ax.barh(
+        y,
+        value,
+        color="white" if g.ssmax else g.color,
+        edgecolor=g.color,
+        hatch="////" if g.ssmax else None,
+        height=0.66,
+        xerr=spread if math.isfinite(spread) else None,
+        ecolor=INK,
+        capsize=2,
+    )
+
+
 def of_seed(g):
     return f" Of seed {g.runs[0].seed}." if len(g.runs) > 1 else ""

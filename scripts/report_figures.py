@@ -8,10 +8,12 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from report_canvas import (
+    DOTS,
     Figure,
     HEAT,
     INK,
     band,
+    bar,
     color_bar,
     legend,
     legend_height,
@@ -67,7 +69,7 @@ def passkey(groups):
         number(x.get("chance"))
         for g in groups
         for r in g.runs
-        for x in get(r.suites.get("passkey"), "results", default=[])
+        for x in r.results("passkey")
     ]
     chance = mean(chances)
     return over_length(
@@ -113,7 +115,7 @@ def depth_cells(g):
     """(length, depth) -> (mean share of digits right, runs)."""
     cells = {}
     for r in g.runs:
-        for result in get(r.suites.get("passkey"), "results", default=[]):
+        for result in r.results("passkey"):
             for d in result.get("by_depth") or []:
                 value, depth = number(d.get("digit_accuracy")), number(d.get("depth"))
                 if math.isfinite(value) and math.isfinite(depth):
@@ -231,24 +233,14 @@ def choice_figure(groups, suite, file):
     fig, ax = one_axes(title, groups, 1.2 + 0.3 * len(found))
     rows = []
     for i, (g, results) in enumerate(found):
-        values = {k: [number(x.get(k)) for x in results] for k in ("acc_norm", "acc", "chance", "samples")}
+        values = {k: [number(x.get(k)) for x in results] for k in ("acc_norm", "acc", "chance")}
         spread = deviation(values["acc_norm"]) if len(results) > 1 else number(results[0].get("acc_norm_stderr"))
-        ax.barh(
-            i,
-            mean(values["acc_norm"]),
-            color="white" if g.ssmax else g.color,
-            edgecolor=g.color,
-            hatch="////" if g.ssmax else None,
-            height=0.66,
-            xerr=spread if math.isfinite(spread) else None,
-            ecolor=INK,
-            capsize=2,
-        )
+        bar(ax, i, g, mean(values["acc_norm"]), spread)
         ax.plot(mean(values["acc"]), i, marker="o", color="white", markeredgecolor=INK, markersize=5, zorder=4)
         rows.append([g.label, *(mean(values[k]) for k in ("acc_norm", "acc", "chance")), spread, len(results)])
     chance = mean([row[3] for row in rows])
     if math.isfinite(chance):
-        ax.axvline(chance, color="#999999", linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+        ax.axvline(chance, color="#999999", linewidth=1, linestyle=DOTS, zorder=1)
         ax.annotate(
             "chance", (chance, 1), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points", fontsize=8
         )
@@ -354,17 +346,7 @@ def speed(groups):
         m, sd = mean(v), deviation(v)
         shares = [s for r in g.runs for s in (number(x.get("mfu")) for x in r.steps) if math.isfinite(s)]
         mfu = float(np.median(shares)) if shares else math.nan
-        ax.barh(
-            i,
-            m / 1000,
-            color="white" if g.ssmax else g.color,
-            edgecolor=g.color,
-            hatch="////" if g.ssmax else None,
-            height=0.66,
-            xerr=sd / 1000 if math.isfinite(sd) else None,
-            ecolor=INK,
-            capsize=2,
-        )
+        bar(ax, i, g, m / 1000, sd / 1000)
         ax.annotate(
             human(m) + (f" · {100 * mfu:.0f} %" if math.isfinite(mfu) else ""),
             ((m + (sd if math.isfinite(sd) else 0)) / 1000, i),

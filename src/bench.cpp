@@ -64,10 +64,7 @@ double median(std::vector<double> x) {
 StepTimes time_steps(Backend& device, const Config& c, DType compute, int steps) {
     Stepper stepper(device, c, compute);
     Model& model = stepper.model();
-    HostRoom weights(device, model.weights());
-    init_weights(model.table(), c.model, c.run.seed, weights.data());
-    weights.upload();
-    model.weights_changed();
+    model.fill_weights([&](float* w) { init_weights(model.table(), c.model, c.run.seed, w); });
     const int64_t rows = c.train.rows_per_step(), M = c.train.micro_batch;
     std::vector<StepTimes> measured;
     for (int s = 0; s <= steps; ++s) {  // the first warms up

@@ -27,17 +27,6 @@ int usable_threads() {
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-HostCopy::HostCopy(Backend& device, Tensor t) {
-    if (device.host_memory()) {
-        device.synchronize();
-        data_ = t.as<float>();
-    } else {
-        copy_.resize(t.numel());
-        device.download(copy_.data(), t);
-        data_ = copy_.data();
-    }
-}
-
 HostRoom::HostRoom(Backend& device, Tensor t) : device_(device), tensor_(t) {
     if (device.host_memory()) {
         data_ = t.as<float>();
@@ -45,6 +34,10 @@ HostRoom::HostRoom(Backend& device, Tensor t) : device_(device), tensor_(t) {
         copy_.resize(t.numel());
         data_ = copy_.data();
     }
+}
+
+void HostRoom::download() {
+    data_ == tensor_.data ? device_.synchronize() : device_.download(data_, tensor_);
 }
 
 void HostRoom::upload() {

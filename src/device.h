@@ -18,23 +18,13 @@ DType choose_dtype(const std::string& dtype, const Backend& device);
 // Processors this process may run on.
 int usable_threads();
 
-// A tensor's values where the host can read them: its own memory if it is there already, else a copy.
-class HostCopy {
-public:
-    HostCopy(Backend& device, Tensor t);
-    float* data() { return data_; }
-
-private:
-    std::vector<float> copy_;
-    float* data_;
-};
-
-// Where the host writes a tensor's values: the tensor's own memory if the host reaches it, else a copy that upload()
-// brings there.
+// Room for a tensor's values on the host: the tensor's own memory if the host reaches it, else a copy that download()
+// fills from there and upload() brings back.
 class HostRoom {
 public:
     HostRoom(Backend& device, Tensor t);
     float* data() { return data_; }
+    void download();
     void upload();
 
 private:
@@ -42,6 +32,12 @@ private:
     Tensor tensor_;
     std::vector<float> copy_;
     float* data_;
+};
+
+// A tensor's values where the host can read them.
+class HostCopy : public HostRoom {
+public:
+    HostCopy(Backend& device, Tensor t) : HostRoom(device, t) { download(); }
 };
 
 std::string human_bytes(double bytes);  // "5.1 GiB"

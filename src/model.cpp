@@ -5,6 +5,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "device.h"
+
 namespace bam {
 
 struct Model::Layer {
@@ -153,8 +155,10 @@ Tensor Model::part(Tensor arena, const std::string& name) const {
     return t;
 }
 
-void Model::upload_weights(const float* host) {
-    device_.upload(weights_, host);
+void Model::fill_weights(const std::function<void(float*)>& f) {
+    HostRoom values(device_, weights_);
+    f(values.data());
+    values.upload();
     weights_changed();
 }
 

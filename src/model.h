@@ -2,6 +2,7 @@
 // lists of backend calls. Training, evaluation and generation all run through forward().
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ Keep keep_for(const std::string& recompute);  // "none" | "attention" | "block"
 class Model {
 public:
     // compute: dtype of matrices and activations; keep_copies: Backend::bind_weight. Weights are uninitialised until
-    // upload_weights().
+    // fill_weights().
     Model(Backend& device, const ModelConfig& config, DType compute, bool keep_copies = true);
     ~Model();
 
@@ -55,7 +56,7 @@ public:
 
     Tensor weights() { return weights_; }                             // (table().total) f32
     Tensor part(Tensor arena, const std::string& name) const;         // a parameter's slice of an arena, with its shape
-    void upload_weights(const float* host);                           // (table().total)
+    void fill_weights(const std::function<void(float* values)>& f);   // f writes all (table().total)
     void weights_changed() { stale_ = true; }                         // after an update in place
 
     // Bytes that reserve() would take on the device (activations; not weights, gradients, moments).

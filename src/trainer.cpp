@@ -101,24 +101,23 @@ Trainer::Trainer(const TrainOptions& o, Config config, Start start, std::unique_
 void Trainer::load_start() {
     Model& model = stepper_.model();
     const ParameterTable& t = model.table();
-    HostRoom weights(*device_, model.weights());
     const uint64_t fingerprint = data_.train->fingerprint();
-    if (!start_.checkpoint.empty()) {
-        if (state_.data_fingerprint != fingerprint && !options_.force_resume)
-            throw Error(kExitUsage, run_dir_ + ": cannot resume: data.train: the shards are not those of the checkpoint "
-                                               "(names, sizes or contents changed); --force-resume goes on all the same");
-        HostRoom m(*device_, stepper_.first_moments()), v(*device_, stepper_.second_moments());
-        read_checkpoint(start_.checkpoint, {&t, weights.data(), m.data(), v.data()});
-        m.upload();
-        v.upload();
-        saved_step_ = state_.step;
-    } else if (!config_.model.init_from.empty()) {
-        read_weights(find_model(config_.model.init_from), t, weights.data());
-    } else {
-        init_weights(t, config_.model, config_.run.seed, weights.data());
-    }
-    weights.upload();
-    model.weights_changed();
+    if (!start_.checkpoint.empty() && state_.data_fingerprint != fingerprint && !options_.force_resume)
+        throw Error(kExitUsage, run_dir_ + ": cannot resume: data.train: the shards are not those of the checkpoint "
+                                           "(names, sizes or contents changed); --force-resume goes on all the same");
+    model.fill_weights([&](float* weights) {
+        if (!start_.checkpoint.empty()) {
+            HostRoom m(*device_, stepper_.first_moments()), v(*device_, stepper_.second_moments());
+            read_checkpoint(start_.checkpoint, {&t, weights, m.data(), v.data()});
+            m.upload();
+            v.upload();
+            saved_step_ = state_.step;
+        } else if (!config_.model.init_from.empty()) {
+            read_weights(find_model(config_.model.init_from), t, weights);
+        } else {
+            init_weights(t, config_.model, config_.run.seed, weights);
+        }
+    });
     state_.data_fingerprint = fingerprint;
     first_step_ = state_.step;
 }

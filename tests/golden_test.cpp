@@ -87,7 +87,7 @@ TEST_P(GoldenTest, ProductTrainsAlike) {
     const auto device = make_test_backend(1);
     Stepper stepper(*device, config, DType::f32);
     const ParameterTable& table = stepper.model().table();
-    stepper.model().upload_weights(g.arena(table).data());
+    stepper.model().fill_weights([&](float* values) { std::ranges::copy(g.arena(table), values); });
     const Batch batch = product_batch(reference_batch(g.tokens, g.rows, g.train.seq_len, g.data));
     for (int64_t k = 1; k <= g.train.steps; ++k) {
         stepper.begin();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "check.h"
@@ -42,7 +43,7 @@ TEST(Inspect, PriorAloneDecidesWhenQueriesAreZero) {
             const Parameter& q = model.table().at("layers." + std::to_string(l) + ".attention.wq.weight");
             std::fill_n(w.begin() + q.offset, q.numel(), 0.0f);
         }
-        model.upload_weights(w.data());
+        model.fill_weights([&](float* values) { std::ranges::copy(w, values); });
         const auto attention = last_token_attention(model, ids_of(n), {{3, 5}, {n - 1, n}}, 10);
         for (int l = 0; l < 2; ++l)
             for (int h = 0; h < 4; ++h) {
@@ -91,7 +92,7 @@ TEST(Inspect, AttentionAgreesWithPlainLoops) {
         const ModelConfig m = small_model(variant, 1);
         Model model(*device, m, DType::f32);
         const std::vector<float> w = weights_of(m, model.table());
-        model.upload_weights(w.data());
+        model.fill_weights([&](float* values) { std::ranges::copy(w, values); });
         const auto at = [&](const std::string& name) { return w.data() + model.table().at(name).offset; };
         const float *E = at("tok_embeddings.weight"), *norm = at("layers.0.attention_norm.weight");
         const auto projected = [&](int token, const float* matrix, int head) {  // D values, rotated

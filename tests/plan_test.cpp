@@ -80,10 +80,8 @@ TEST(Plan, CopiesMadeAtEachUseTrainTheSameToTheBit) {
             SmallCpu device(memory_for(plan_memory(c, any, t, 2), keeps));
             ASSERT_EQ(plan_memory(c, device, t, 2).keeps_copies, keeps);
             Stepper stepper(device, c, t);
-            const int64_t n = stepper.model().table().total;
-            weights[keeps].resize(size_t(n));
-            init_weights(stepper.model().table(), c.model, 1, weights[keeps].data());
-            stepper.model().upload_weights(weights[keeps].data());
+            const ParameterTable& table = stepper.model().table();
+            stepper.model().fill_weights([&](float* values) { init_weights(table, c.model, 1, values); });
             for (int step = 0; step < 3; ++step) {
                 stepper.begin();
                 for (int64_t row : {0, 2})
@@ -93,6 +91,7 @@ TEST(Plan, CopiesMadeAtEachUseTrainTheSameToTheBit) {
                 losses[keeps].push_back(float(r.loss));
                 stepper.apply(r, step + 1, 1.0);
             }
+            weights[keeps].resize(size_t(table.total));
             device.download(weights[keeps].data(), stepper.model().weights());
         }
         EXPECT_EQ(losses[0], losses[1]) << name_of(t);

@@ -28,7 +28,7 @@ double ProductOutput::loss() const {
 
 Product::Product(const ModelConfig& m, const std::vector<float>& weights, DType compute, int threads)
     : device_(make_test_backend(threads)), model_(std::make_unique<Model>(*device_, m, compute)) {
-    model_->upload_weights(weights.data());
+    model_->fill_weights([&](float* values) { std::ranges::copy(weights, values); });
 }
 
 std::vector<float> Product::logits(const ReferenceBatch& batch) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "batches.h"
@@ -28,7 +29,7 @@ std::unique_ptr<Model> make_model(Backend& device, const ModelConfig& m, DType c
     auto model = std::make_unique<Model>(device, m, compute);
     const std::vector<double> w = test::reference_weights(m, model->table(), 3);
     const std::vector<float> weights(w.begin(), w.end());
-    model->upload_weights(weights.data());
+    model->fill_weights([&](float* values) { std::ranges::copy(weights, values); });
     return model;
 }
 

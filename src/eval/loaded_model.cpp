@@ -76,11 +76,10 @@ void check_memory(const LoadedModel& m, int rows, int64_t capacity, const std::s
 
 void load(LoadedModel& m) {
     m.model = std::make_unique<Model>(*m.device, m.files.config, m.dtype);
-    HostRoom weights(*m.device, m.model->weights());
-    read_weights(m.files.path, m.model->table(), weights.data());
-    m.weights_hash = XXH64(weights.data(), size_t(m.model->table().total) * sizeof(float), 0);
-    weights.upload();
-    m.model->weights_changed();
+    m.model->fill_weights([&](float* weights) {
+        read_weights(m.files.path, m.model->table(), weights);
+        m.weights_hash = XXH64(weights, size_t(m.model->table().total) * sizeof(float), 0);
+    });
 }
 
 }  // namespace bam
