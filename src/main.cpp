@@ -30,6 +30,17 @@ using Action = std::function<int()>;
 const char* kVariantHelp =
     "positional encoding: nope, sinusoidal, rope (rotary), alibi, bam (ggd_bam), each also with _ssmax";
 
+// CLI11's own tell the largest double, in 309 digits.
+CLI::Validator number(const char* name, const char* expected, bool (*holds)(double)) {
+    const auto check = [=](std::string& text) {
+        double x = 0;
+        return CLI::detail::lexical_cast(text, x) && holds(x) ? std::string() : text + ", expected " + expected;
+    };
+    return CLI::Validator(check, name);
+}
+const CLI::Validator kPositive = number("POSITIVE", "a number above 0", [](double x) { return x > 0; });
+const CLI::Validator kNonNegative = number("NONNEGATIVE", "a number, 0 or above", [](double x) { return x >= 0; });
+
 void add_train(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("train", "Train a model from a config; the same command goes on after a stop");
     struct Arguments {
@@ -46,7 +57,7 @@ void add_train(CLI::App& app, Action& action) {
     cmd->add_option("--resume", a->options.resume, "auto: newest good checkpoint, if any; no: start afresh; or a checkpoint")
         ->capture_default_str();
     cmd->add_flag("--force-resume", a->options.force_resume, "resume although the config or the data differ");
-    cmd->add_option("--stop-at", a->options.stop_at, "save after this step and exit with 75")->check(CLI::PositiveNumber);
+    cmd->add_option("--stop-at", a->options.stop_at, "save after this step and exit with 75")->check(kPositive);
     cmd->add_option("--ranks", a->ranks, "processes to train with")->check(CLI::Range(1, 1))->capture_default_str();
     cmd->add_option("--device", a->device, "auto, cpu or cuda (run.device)")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
     cmd->add_flag("--dry-run", a->options.dry_run, "print parameters, memory, steps and tokens, and stop");
@@ -71,10 +82,10 @@ void add_tokenize(CLI::App& app, Action& action) {
         ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
     cmd->add_option("--val-documents", o->val_documents, "number of documents for validation, chosen by --seed")
-        ->check(CLI::NonNegativeNumber)
+        ->check(kNonNegative)
         ->capture_default_str();
     cmd->add_option("--seed", o->seed, "which documents are for validation")->capture_default_str();
-    cmd->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")->check(CLI::PositiveNumber)->capture_default_str();
+    cmd->add_option("--shard-tokens", o->shard_tokens, "tokens a shard")->check(kPositive)->capture_default_str();
     cmd->add_flag("--force", o->force, "replace a data set that is there");
     cmd->callback([o, &action] {
         action = [o] {
@@ -95,9 +106,9 @@ void add_data(CLI::App& app, Action& action) {
         c->add_option("shards", o->patterns, "shards, globs, or directories with dataset.json")->required();
     info->add_flag("--json", o->json, "as JSON");
     info->add_option("--separator", o->separator_id, "token id that separates documents (default: what dataset.json says)")
-        ->check(CLI::NonNegativeNumber);
+        ->check(kNonNegative);
     verify->add_option("--vocab-size", *vocab_size, "ids must be below this (default: what dataset.json says)")
-        ->check(CLI::PositiveNumber);
+        ->check(kPositive);
     info->callback([o, &action] {
         action = [o] {
             data_info(*o, std::cout);
@@ -140,10 +151,10 @@ void add_make_corpus(CLI::App& app, Action& action) {
     CLI::App* cmd = app.add_subcommand("make-corpus", "Write documents that ask for facts stated earlier, to compare encodings on");
     auto o = std::make_shared<CorpusOptions>();
     cmd->add_option("--out", o->out, "directory for the data set")->required();
-    cmd->add_option("--tokens", o->tokens, "training tokens")->check(CLI::PositiveNumber)->capture_default_str();
-    cmd->add_option("--val-tokens", o->val_tokens, "validation tokens")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--tokens", o->tokens, "training tokens")->check(kPositive)->capture_default_str();
+    cmd->add_option("--val-tokens", o->val_tokens, "validation tokens")->check(kNonNegative)->capture_default_str();
     cmd->add_option("--seq-len", o->seq_len, "longest document in tokens; rows of this length hold whole documents")
-        ->check(CLI::PositiveNumber)
+        ->check(kPositive)
         ->capture_default_str();
     cmd->add_option("--seed", o->seed, "the same seed writes the same bytes")->capture_default_str();
     cmd->add_flag("--force", o->force, "replace a data set that is there");
@@ -164,23 +175,23 @@ void add_bench(CLI::App& app, Action& action) {
     CLI::App* attention = cmd->add_subcommand("attention", "Attention of one layer, forward and backward: encodings and lengths side by side");
     for (CLI::App* c : {train, ops}) {
         c->add_option("--pe", o->pe, kVariantHelp)->capture_default_str();
-        c->add_option("--vocab-size", o->vocab_size, "ids")->check(CLI::PositiveNumber)->capture_default_str();
-        c->add_option("--seq-len", o->seq_len, "tokens a row")->check(CLI::PositiveNumber)->capture_default_str();
-        c->add_option("--layers", o->layers, "layers, 0: the preset's")->check(CLI::NonNegativeNumber)->capture_default_str();
-        c->add_option("--micro-batch", o->micro_batch, "rows at a time, 0: chosen")->check(CLI::NonNegativeNumber)->capture_default_str();
+        c->add_option("--vocab-size", o->vocab_size, "ids")->check(kPositive)->capture_default_str();
+        c->add_option("--seq-len", o->seq_len, "tokens a row")->check(kPositive)->capture_default_str();
+        c->add_option("--layers", o->layers, "layers, 0: the preset's")->check(kNonNegative)->capture_default_str();
+        c->add_option("--micro-batch", o->micro_batch, "rows at a time, 0: chosen")->check(kNonNegative)->capture_default_str();
         c->add_option("--recompute", o->recompute, "none, attention or block")->capture_default_str();
     }
     auto variants = std::make_shared<std::vector<std::string>>(std::vector<std::string>{"all"});
     auto lengths = std::make_shared<std::vector<int>>(std::vector<int>{512, 2048});
     attention->add_option("--pe", *variants, "\"all\", or encodings separated by commas")->delimiter(',')->capture_default_str();
-    attention->add_option("--seq-len", *lengths, "tokens a row, several with commas")->delimiter(',')->check(CLI::PositiveNumber)->capture_default_str();
+    attention->add_option("--seq-len", *lengths, "tokens a row, several with commas")->delimiter(',')->check(kPositive)->capture_default_str();
     for (CLI::App* c : {train, ops, attention}) {
         c->add_option("--model", o->preset, "preset: nano, l6, l8, l12, l15, l18, l24")->capture_default_str();
-        c->add_option("--tokens", o->tokens, "tokens a step")->check(CLI::PositiveNumber)->capture_default_str();
-        c->add_option("--steps", o->steps, "steps measured, after one to warm up")->check(CLI::PositiveNumber)->capture_default_str();
+        c->add_option("--tokens", o->tokens, "tokens a step")->check(kPositive)->capture_default_str();
+        c->add_option("--steps", o->steps, "steps measured, after one to warm up")->check(kPositive)->capture_default_str();
         c->add_option("--dtype", o->dtype, "auto, fp32 or bf16")->capture_default_str();
         c->add_option("--device", o->device, "auto, cpu or cuda")->capture_default_str();
-        c->add_option("--threads", o->threads, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+        c->add_option("--threads", o->threads, "0: all")->check(kNonNegative)->capture_default_str();
         c->add_flag("--json", o->json, "as JSON");
     }
     train->callback([o, &action] { action = [o] { return bench_train(*o); }; });
@@ -206,7 +217,7 @@ void add_load_options(CLI::App* cmd, LoadOptions& o) {
     cmd->add_option("--dtype", o.dtype, "auto (bf16 where the hardware multiplies it), fp32 or bf16")
         ->check(CLI::IsMember({"auto", "fp32", "bf16"}))
         ->capture_default_str();
-    cmd->add_option("--threads", o.threads, "0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--threads", o.threads, "0: all")->check(kNonNegative)->capture_default_str();
     cmd->add_option("--tokenizer", o.tokenizer, "tokenizer file, instead of the one the model remembers");
 }
 
@@ -222,13 +233,13 @@ void add_eval(CLI::App& app, Action& action) {
                     "by_position; choice: arc, hellaswag, mmlu, mmlu_cloze");
     cmd->add_option("--lengths", o->lengths, "tokens, with commas (passkey landmark: characters); default: 1 to 16 training lengths")
         ->delimiter(',')
-        ->check(CLI::PositiveNumber);
+        ->check(kPositive);
     cmd->add_option("--samples", o->samples, "items a length; choice: a file (0: 20, landmark 50, choice all)")
-        ->check(CLI::NonNegativeNumber)
+        ->check(kNonNegative)
         ->capture_default_str();
     cmd->add_option("--seed", o->seed, "of the random keys, words and places")->capture_default_str();
     cmd->add_option("--minutes", o->minutes, "stop after about so many minutes, 0: no limit")
-        ->check(CLI::NonNegativeNumber)
+        ->check(kNonNegative)
         ->capture_default_str();
     cmd->add_flag("--exact", o->exact, "compute every key block, also those whose weights are below 1e-9 of their row");
     cmd->add_option("--out", o->out, "directory of the results (default: eval/ of the run or the model)");
@@ -236,10 +247,10 @@ void add_eval(CLI::App& app, Action& action) {
         ->capture_default_str();
     cmd->add_option("--data", o->data, "perplexity: token shards (default: the model's validation data)");
     cmd->add_option("--tokens", o->tokens, "perplexity: tokens scored at each length, 0: all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(kNonNegative)
         ->capture_default_str();
     cmd->add_option("--stride", o->stride, "perplexity sliding: tokens between windows (0: half the length)")
-        ->check(CLI::NonNegativeNumber)
+        ->check(kNonNegative)
         ->capture_default_str();
     cmd->add_flag("--document-mask", o->document_mask, "perplexity: attention stays inside documents");
     cmd->add_option("--haystack", o->haystack, "niah: text file for the tasks with an essay");
@@ -261,13 +272,13 @@ void add_score(CLI::App& app, Action& action) {
     cmd->add_option("--text", o->text, "text file");
     cmd->add_flag("--document-mask", o->document_mask, "attention stays inside documents (default: it crosses separators)");
     cmd->add_option("--separator", o->separator, "token id that separates documents (default: the model's, else 2)")
-        ->check(CLI::NonNegativeNumber);
+        ->check(kNonNegative);
     cmd->add_option("--separator-position", o->separator_position, "of --separator: end or start of a document (default: end)")
         ->check(CLI::IsMember({"end", "start"}));
     cmd->add_option("--positions", o->positions, "with --document-mask, counted by document or row (default: the model's)")
         ->check(CLI::IsMember({"document", "row"}));
-    cmd->add_option("--context", o->context, "tokens a window, 0: everything at once")->check(CLI::NonNegativeNumber)->capture_default_str();
-    cmd->add_option("--stride", o->stride, "tokens between windows, 0: the context")->check(CLI::NonNegativeNumber)->capture_default_str();
+    cmd->add_option("--context", o->context, "tokens a window, 0: everything at once")->check(kNonNegative)->capture_default_str();
+    cmd->add_option("--stride", o->stride, "tokens between windows, 0: the context")->check(kNonNegative)->capture_default_str();
     cmd->add_flag("--exact", o->exact, "compute every key block, also those whose weights are below 1e-9 of their row");
     add_load_options(cmd, o->load);
     cmd->callback([o, &action] { action = [o] { return score_command(*o); }; });
@@ -301,9 +312,9 @@ void add_inspect(CLI::App& app, Action& action) {
     cmd->add_option("--prompt", o->prompt, "text; shown is the attention of its last token");
     cmd->add_option("--span", o->span, "part of the prompt whose share of the attention is shown");
     cmd->add_option("--passkey", o->passkey, "the passkey task's prompt of so many tokens, the key in the middle and marked")
-        ->check(CLI::PositiveNumber);
+        ->check(kPositive);
     cmd->add_option("--length", o->length, "tokens the prior's mass spreads over (default: the prompt's, or the trained length)")
-        ->check(CLI::PositiveNumber);
+        ->check(kPositive);
     cmd->add_option("--seed", o->seed, "of the pass key")->capture_default_str();
     cmd->add_option("--out", o->out, "JSON file (default: eval/inspect.json of the run when there is a prompt)");
     cmd->add_flag("--json", o->json, "JSON instead of the table");

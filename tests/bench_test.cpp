@@ -75,7 +75,7 @@ TEST(BenchTest, BadOptionsAreNamed) {
              {{"bench", "ops", "--layers", "-1"}, "--layers"},
              {{"bench", "train", "--threads", "-2"}, "--threads"},
              {{"bench", "attention", "--pe", "rope,rotten"}, "rotten"},
-             {{"bench", "attention", "--seq-len", "16,0"}, "--seq-len"},
+             {{"bench", "attention", "--seq-len", "16,0"}, "--seq-len: 0, expected a number above 0"},
              {{"bench"}, "subcommand"}}) {
         const RunResult r = run_bam(args);
         EXPECT_EQ(r.code, 2) << word;
